@@ -1,0 +1,95 @@
+"""Chained block hashes: how a prompt is compared with what a worker has cached.
+
+vLLM caches the key/value state of full blocks of ``block_size`` token ids, each keyed by its
+parent block, its tokens and what else changes the state (LoRA adapter, cache salt). The chain here
+has the same shape, so that "the first k hashes are held" means "the first k blocks are cached".
+The hash is seed-free: it is equal in every process and after every restart.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import NewType
+
+BlockHash = NewType("BlockHash", int)
+
+BYTE_BLOCK_BYTES = 256
+"""Size of a block where token ids are unknown."""
+
+BYTES_PER_TOKEN = 4
+"""Estimate used where token ids are unknown; English text in common vocabularies is near it."""
+
+_DIGEST_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """The block hashes of one prompt.
+
+    ``hashes[i]`` stands for blocks 0 to i. ``usable_blocks`` is how many of them the engine can
+    serve from its cache: it always computes the last prompt token, so at most
+    ``(prompt_tokens - 1) // block_tokens``.
+    """
+
+    hashes: tuple[BlockHash, ...]
+    block_tokens: int
+    prompt_tokens: int
+
+    @property
+    def usable_blocks(self) -> int:
+        return min(len(self.hashes), (self.prompt_tokens - 1) // self.block_tokens)
+
+
+EMPTY_CHAIN = Chain((), 1, 1)
+
+
+def token_bytes(token_ids: Iterable[int]) -> bytes:
+    """Token ids as 4-byte unsigned integers; raises OverflowError or TypeError for non-ids."""
+    return array("I", token_ids).tobytes()
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What routing knows of a prompt: exact token ids, else canonical bytes.
+
+    ``data`` holds token ids as ``token_bytes`` makes them when ``exact``, else any bytes that are
+    equal for equal prompts and share a prefix when prompts do. ``extra`` separates chains whose
+    equal tokens have different cached state (LoRA adapter, cache salt).
+    """
+
+    data: bytes
+    exact: bool
+    extra: bytes = b""
+    _chains: dict[int, Chain] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Number of prompt tokens, estimated where the prompt is not exact; at least 1."""
+        return max(1, len(self.data) // (4 if self.exact else BYTES_PER_TOKEN))
+
+    def chain(self, block_size: int) -> Chain:
+        """The chain for an engine with ``block_size`` tokens per block; computed once for each."""
+        found = self._chains.get(block_size)
+        if found is None:
+            found = self._chains[block_size] = self._hash(block_size)
+        return found
+
+    def _hash(self, block_size: int) -> Chain:
+        if self.exact:
+            hashes = hash_blocks(self.data, 4 * block_size, b"tokens\0" + self.extra)
+            return Chain(tuple(hashes), block_size, self.prompt_tokens)
+        hashes = hash_blocks(self.data, BYTE_BLOCK_BYTES, b"bytes\0" + self.extra)
+        return Chain(tuple(hashes), BYTE_BLOCK_BYTES // BYTES_PER_TOKEN, self.prompt_tokens)
+
+
+def hash_blocks(data: bytes, step_bytes: int, seed: bytes) -> list[BlockHash]:
+    """``h_i = H(h_(i-1), data_i)`` over the full steps of ``data``; a partial one has no hash."""
+    parent = blake2b(seed, digest_size=_DIGEST_BYTES).digest()
+    hashes = []
+    for start in range(0, len(data) - step_bytes + 1, step_bytes):
+        parent = blake2b(parent + data[start : start + step_bytes], digest_size=8).digest()
+        hashes.append(BlockHash(int.from_bytes(parent, "big")))
+    return hashes

@@ -1,0 +1,129 @@
+"""Seconds of prefill and decode: the one unit in which placements are compared."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+
+_FORGET = 0.98
+"""Weight of the past at each observation: a mean over about the last 50."""
+
+_PRIOR_WEIGHT = 0.5
+"""Pull of the starting coefficients, in observations of one second of each term."""
+
+_SMOOTHING = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Coefficients:
+    """``prefill(n, c) = a + b*n + e*n*(c + n/2)`` seconds for n uncached tokens behind c cached.
+
+    ``a``: seconds per request; ``b``: seconds per token; ``e``: seconds per token pair (attention).
+    """
+
+    a: float
+    b: float
+    e: float
+
+    def seconds(self, uncached_tokens: int, cached_tokens: int) -> float:
+        n = uncached_tokens
+        return self.a + self.b * n + self.e * n * (cached_tokens + n / 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """What an engine is taken to cost until it has been observed."""
+
+    prefill: Coefficients
+    decode_seconds_per_token: float
+
+
+GPU_SPEED = Speed(Coefficients(0.005, 2.5e-5, 1.5e-9), 2e-4)
+"""An 8B model on one current data-centre GPU."""
+
+CPU_SPEED = Speed(Coefficients(0.05, 1e-3, 1e-8), 1e-2)
+"""A model of 0.1B parameters on one core."""
+
+
+class PrefillFit:
+    """Recursive least squares of the prefill seconds of one worker, coefficients never negative.
+
+    Starts from default coefficients and is pulled from them by observations. Terms are scaled to
+    thousands of tokens so that the three are of like size.
+    """
+
+    def __init__(self, start: Coefficients) -> None:
+        self.coefficients = start
+        self.residual_seconds = 0.0
+        self.observations = 0
+        prior = (start.a, start.b * 1e3, start.e * 1e6)
+        self._squares = [[_PRIOR_WEIGHT if i == j else 0.0 for j in range(3)] for i in range(3)]
+        self._products = [_PRIOR_WEIGHT * value for value in prior]
+
+    def seconds(self, uncached_tokens: int, cached_tokens: int) -> float:
+        return self.coefficients.seconds(uncached_tokens, cached_tokens)
+
+    def observe(self, uncached_tokens: int, cached_tokens: int, seconds: float) -> None:
+        error = abs(seconds - self.seconds(uncached_tokens, cached_tokens))
+        self.residual_seconds += (error - self.residual_seconds) * _SMOOTHING
+        self.observations += 1
+        n, c = uncached_tokens / 1e3, cached_tokens / 1e3
+        terms = (1.0, n, n * (c + n / 2))
+        for i, j in product(range(3), repeat=2):
+            self._squares[i][j] = _FORGET * self._squares[i][j] + terms[i] * terms[j]
+        self._products = [
+            _FORGET * p + t * seconds for p, t in zip(self._products, terms, strict=True)
+        ]
+        a, b, e = self._solve()
+        self.coefficients = Coefficients(a, b / 1e3, e / 1e6)
+
+    def _solve(self) -> list[float]:
+        """Least squares over the terms that are not negative, the last dropped first."""
+        active = [0, 1, 2]
+        while True:
+            found = _solve(
+                [[self._squares[i][j] for j in active] for i in active],
+                [self._products[i] for i in active],
+            )
+            negative = [i for i, value in zip(active, found, strict=True) if value < 0]
+            if not negative:
+                values = dict(zip(active, found, strict=True))
+                return [values.get(i, 0.0) for i in range(3)]
+            active.remove(negative[-1])
+
+
+def _solve(matrix: list[list[float]], right: list[float]) -> list[float]:
+    """Gaussian elimination of a small positive definite system (no pivoting needed)."""
+    rows = [[*row, value] for row, value in zip(matrix, right, strict=True)]
+    size = len(rows)
+    for i in range(size):
+        for j in range(i + 1, size):
+            factor = rows[j][i] / rows[i][i]
+            rows[j] = [x - factor * y for x, y in zip(rows[j], rows[i], strict=True)]
+    result = [0.0] * size
+    for i in reversed(range(size)):
+        known = sum(rows[i][j] * result[j] for j in range(i + 1, size))
+        result[i] = (rows[i][size] - known) / rows[i][i]
+    return result
+
+
+class DecodeEstimate:
+    """Expected decode seconds of a request: mean output tokens times busy seconds per token."""
+
+    def __init__(self, seconds_per_token: float, output_tokens: float = 128.0) -> None:
+        self.seconds_per_token = seconds_per_token
+        self.output_tokens = output_tokens
+
+    def seconds(self, max_tokens: int | None) -> float:
+        expected = self.output_tokens
+        if max_tokens is not None and max_tokens < expected:
+            expected = max_tokens
+        return expected * self.seconds_per_token
+
+    def observe(self, output_tokens: int) -> None:
+        self.output_tokens += (output_tokens - self.output_tokens) * _SMOOTHING
+
+    def observe_rate(self, busy_seconds: float, output_tokens: int) -> None:
+        """``busy_seconds``: duration of a decode divided by the requests that shared the engine."""
+        rate = busy_seconds / output_tokens
+        self.seconds_per_token += (rate - self.seconds_per_token) * _SMOOTHING

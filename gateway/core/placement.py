@@ -1,0 +1,75 @@
+"""Placement policies: functions of one signature that choose among the available workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from gateway.core.worker import Worker
+
+_TIE = 0.1
+"""Costs that differ by less than this share of the prompt's whole prefill are equal: the fits of
+two like workers differ by noise, and the least recently charged one should take its turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One available worker as one prompt sees it; times in seconds."""
+
+    worker: Worker
+    cached_tokens: int
+    uncached_tokens: int
+    prefill_seconds: float
+    whole_prefill_seconds: float
+    pending_seconds: float
+    recent_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """What a policy may know beside the candidates.
+
+    ``waiting_mean``: requests per worker that wait for their first token. ``turn``: requests
+    admitted so far. ``social_weight``: how much a recomputed prefix is charged for each of them.
+    """
+
+    waiting_mean: float
+    turn: int
+    social_weight: float
+
+
+Policy = Callable[[Sequence[Candidate], Fleet], Candidate]
+
+
+def prefix_affinity(candidates: Sequence[Candidate], fleet: Fleet) -> Candidate:
+    """Soonest first token, counting what the placement costs the others.
+
+    ``cost(w) = pending(w) + (1 + k*q) * prefill(uncached(prompt, w))``. Idle, that is the soonest
+    first token; loaded, recomputing a prefix elsewhere is charged to all whom it delays, so the
+    caches guard themselves; a hot prefix spills exactly when that is cheaper.
+    """
+    factor = 1.0 + fleet.social_weight * fleet.waiting_mean
+    return _least(candidates, [c.pending_seconds + factor * c.prefill_seconds for c in candidates])
+
+
+def least_work(candidates: Sequence[Candidate], fleet: Fleet) -> Candidate:
+    """Least unfinished work, whatever is cached."""
+    return _least(candidates, [c.pending_seconds for c in candidates])
+
+
+def round_robin(candidates: Sequence[Candidate], fleet: Fleet) -> Candidate:
+    """Each in turn: the control that affinity is measured against."""
+    return candidates[fleet.turn % len(candidates)]
+
+
+def _least(candidates: Sequence[Candidate], costs: Sequence[float]) -> Candidate:
+    limit = min(costs) + _TIE * min(c.whole_prefill_seconds for c in candidates)
+    tied = [c for c, cost in zip(candidates, costs, strict=True) if cost <= limit]
+    return min(tied, key=lambda c: (c.recent_seconds, c.worker.in_flight))
+
+
+POLICIES: dict[str, Policy] = {
+    "prefix_affinity": prefix_affinity,
+    "least_work": least_work,
+    "round_robin": round_robin,
+}

@@ -1,0 +1,180 @@
+"""The router: the one mutable object that knows the workers, their caches and their load.
+
+Every method is synchronous and therefore a critical section under asyncio. The life of a request:
+``admit`` matches, compares, places and reserves in one step; ``prefilled`` marks the first body
+byte of a stream; ``settle`` gives back exactly what was reserved, once, whatever happened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from gateway.core.blocks import EMPTY_CHAIN, Prompt
+from gateway.core.cost import GPU_SPEED, Speed
+from gateway.core.placement import Candidate, Fleet, Policy
+from gateway.core.prefix_index import PrefixIndex
+from gateway.core.worker import Engine, Phase, Reservation, Worker, WorkerId
+
+
+class NoWorker(Exception):
+    """No worker can take the request; ``reasons`` says why for each that there is."""
+
+    def __init__(self, reasons: dict[WorkerId, str]) -> None:
+        super().__init__("no worker is available")
+        self.reasons = reasons
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """``social_weight`` is k of the placement rule; ``max_index_blocks`` bounds the whole index."""
+
+    policy: Policy
+    social_weight: float = 10.0
+    max_index_blocks: int = 4_000_000
+    speed: Speed = GPU_SPEED
+    default_capacity_blocks: int = 16_384
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What placement must know of a request; ``prompt`` is None where it could not be hashed."""
+
+    prompt: Prompt | None
+    model: str | None = None
+    max_tokens: int | None = None
+    stream: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts that the engine delivered; ``cached_tokens`` is None where it gave none."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How a request ended. ``computed`` is False where the engine cannot have computed the prompt:
+    the worker was not reached, or refused the request."""
+
+    usage: Usage | None = None
+    computed: bool = True
+
+
+class Router:
+    """Owns workers, index and reservations."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._admitted = 0
+        self.index = PrefixIndex(options.max_index_blocks)
+        self.workers: dict[WorkerId, Worker] = {}
+
+    def add_worker(self, worker_id: WorkerId) -> Worker:
+        worker = Worker(worker_id, self._options.speed)
+        self.workers[worker_id] = worker
+        self.index.add(worker_id)
+        return worker
+
+    def set_ready(self, worker_id: WorkerId, ready: bool, reason: str = "") -> None:
+        worker = self.workers[worker_id]
+        worker.ready = ready
+        worker.reason = reason
+
+    def set_engine(self, worker_id: WorkerId, engine: Engine) -> None:
+        self.workers[worker_id].engine = engine
+
+    def new_generation(self, worker_id: WorkerId, generation: int) -> None:
+        """The worker's cache is empty: its process was started anew. In-flight requests stay
+        reserved until they settle."""
+        self.workers[worker_id].generation = generation
+        self.index.drop(worker_id)
+
+    def admit(
+        self, request: Request, now: float, excluded: Collection[WorkerId] = ()
+    ) -> Reservation:
+        """Place a request and reserve its work; raises NoWorker."""
+        workers = self._eligible(request.model, excluded)
+        candidates = [self._candidate(worker, request, now) for worker in workers]
+        ready = [worker for worker in self.workers.values() if worker.available]
+        waiting_mean = sum(worker.waiting for worker in ready) / len(ready)
+        fleet = Fleet(waiting_mean, self._admitted, self._options.social_weight)
+        chosen = self._options.policy(candidates, fleet)
+        self._admitted += 1
+        return self._reserve(chosen, request, now)
+
+    def prefilled(self, reservation: Reservation, now: float) -> None:
+        """The first body byte of a stream has arrived; later calls change nothing."""
+        self.workers[reservation.worker_id].prefilled(reservation, now)
+
+    def settle(self, reservation: Reservation, result: Result, now: float) -> None:
+        """End of a request, whatever its outcome; a second time is an error."""
+        worker = self.workers[reservation.worker_id]
+        sharing = worker.in_flight
+        decoding_since = reservation.decode_at if reservation.phase is Phase.DECODE else None
+        worker.release(reservation)
+        current = reservation.generation == worker.generation
+        if not result.computed and current:
+            chain = reservation.chain
+            known = reservation.cached_tokens // chain.block_tokens
+            self.index.forget(worker.id, chain.hashes[known:])
+        usage = result.usage
+        if usage is None or usage.completion_tokens <= 0:
+            return
+        worker.decode.observe(usage.completion_tokens)
+        if reservation.stream and decoding_since is not None and now > decoding_since:
+            busy = (now - decoding_since) / sharing
+            worker.decode.observe_rate(busy, usage.completion_tokens)
+        if current:
+            # The engine never computes the state of the last token that it produced.
+            end = usage.prompt_tokens + usage.completion_tokens - 1
+            self.index.credit(worker.id, reservation.chain.hashes, end)
+
+    def _eligible(self, model: str | None, excluded: Collection[WorkerId]) -> list[Worker]:
+        """Available workers that serve the model; if none says so, all: the worker judges."""
+        ready = [w for w in self.workers.values() if w.available and w.id not in excluded]
+        if not ready:
+            raise NoWorker({w.id: w.reason or "excluded" for w in self.workers.values()})
+        serving = [w for w in ready if model in w.models]
+        return serving or ready
+
+    def _candidate(self, worker: Worker, request: Request, now: float) -> Candidate:
+        if request.prompt is None:
+            chain, prompt_tokens = EMPTY_CHAIN, 1
+        else:
+            chain = request.prompt.chain(worker.engine.block_size)
+            prompt_tokens = chain.prompt_tokens
+        cached = self.index.match(worker.id, chain) * chain.block_tokens
+        return Candidate(
+            worker=worker,
+            cached_tokens=cached,
+            uncached_tokens=prompt_tokens - cached,
+            prefill_seconds=worker.fit.seconds(prompt_tokens - cached, cached),
+            whole_prefill_seconds=worker.fit.seconds(prompt_tokens, 0),
+            pending_seconds=worker.pending_seconds(now),
+            recent_seconds=worker.recent_seconds(now),
+        )
+
+    def _reserve(self, chosen: Candidate, request: Request, now: float) -> Reservation:
+        worker = chosen.worker
+        prompt = request.prompt
+        chain = EMPTY_CHAIN if prompt is None else prompt.chain(worker.engine.block_size)
+        reservation = Reservation(
+            worker_id=worker.id,
+            generation=worker.generation,
+            chain=chain,
+            cached_tokens=chosen.cached_tokens,
+            uncached_tokens=chosen.uncached_tokens,
+            prefill_seconds=chosen.prefill_seconds,
+            decode_seconds=worker.decode.seconds(request.max_tokens),
+            stream=request.stream,
+            admitted_at=now,
+        )
+        worker.reserve(reservation, now)
+        engine = worker.engine
+        blocks = engine.capacity_blocks or self._options.default_capacity_blocks
+        self.index.store(worker.id, chain, blocks * engine.block_size)
+        return reservation
