@@ -1,0 +1,81 @@
+"""Errors as OpenAI's clients expect them, mapped once, here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import orjson
+
+from gateway.core.router import NoWorker
+from gateway.upstream.errors import ConnectFailed, HeadTimeout, IdleTimeout, UpstreamError
+
+
+@dataclass(slots=True)
+class ApiError(Exception):
+    """An answer that the gateway gives itself. ``kind`` is OpenAI's ``type``."""
+
+    status: int
+    kind: str
+    message: str
+    code: str | None = None
+    headers: list[tuple[bytes, bytes]] = field(default_factory=list)
+
+    @property
+    def body(self) -> bytes:
+        return orjson.dumps(
+            {
+                "error": {
+                    "message": self.message,
+                    "type": self.kind,
+                    "param": None,
+                    "code": self.code,
+                }
+            }
+        )
+
+
+_KINDS = {
+    400: ("invalid_request_error", None),
+    404: ("invalid_request_error", "not_found"),
+    405: ("invalid_request_error", "method_not_allowed"),
+}
+
+
+def for_status(status: int, message: str) -> ApiError:
+    """An error that the routing of paths raised."""
+    kind, code = _KINDS.get(
+        status, ("invalid_request_error" if status < 500 else "api_error", None)
+    )
+    return ApiError(status, kind, message, code)
+
+
+def body_too_large(limit_bytes: int) -> ApiError:
+    return ApiError(
+        413,
+        "invalid_request_error",
+        f"the request body exceeds the limit of {limit_bytes} bytes (max_body_bytes)",
+        "request_too_large",
+        # What is left of the body is not read, so the connection cannot carry another request.
+        [(b"connection", b"close")],
+    )
+
+
+def no_worker(error: NoWorker, retry_seconds: int) -> ApiError:
+    reasons = "; ".join(f"worker {worker}: {why}" for worker, why in error.reasons.items())
+    return ApiError(
+        503,
+        "service_unavailable_error",
+        f"no worker is ready ({reasons or 'none is configured'})",
+        "no_worker_ready",
+        [(b"retry-after", str(retry_seconds).encode())],
+    )
+
+
+def upstream_failed(error: UpstreamError) -> ApiError:
+    """Before the head was sent: a status of our own. 504 and 502 tell a limit from a failure."""
+    if isinstance(error, (HeadTimeout, IdleTimeout)):
+        return ApiError(
+            504, "timeout_error", f"the worker did not answer: {error}", "worker_timeout"
+        )
+    code = "worker_unreachable" if isinstance(error, ConnectFailed) else "worker_failed"
+    return ApiError(502, "api_error", f"the worker failed: {error}", code)

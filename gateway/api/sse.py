@@ -1,0 +1,175 @@
+"""Server-sent events of a streamed answer: bytes pass, the usage is read on the way. No I/O.
+
+Two things are needed of a stream: its last bytes, which hold the usage and ``[DONE]``, and, where
+the client did not ask for the usage event that ``--enable-force-include-usage`` adds, the removal
+of that event. All other bytes pass untouched, in order, as soon as they came, however split.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import orjson
+
+from gateway.api.wire import find_usage
+from gateway.core.router import Usage
+
+_NO_CHOICES = (b'"choices":[]', b'"choices": []')
+_CHOICE = (b'"choices":[{', b'"choices": [{')
+_END = b"\n\n"
+_DONE = b"data: [DONE]"
+_ABORTED = b'"finish_reason":"abort"'
+_TAIL_BYTES = 4096
+_MAX_HELD_BYTES = 64 * 1024
+
+
+class EventStream:
+    """The answer of one streamed request.
+
+    ``withhold`` removes the events that carry usage and no choices. An event of which too little
+    has come to tell is held until it can be told; one that has a choice passes at once.
+    """
+
+    def __init__(self, withhold: bool) -> None:
+        self._withhold = withhold
+        self._tail: deque[bytes] = deque()
+        self._tail_bytes = 0
+        self._held = b""
+        self._inside = False
+        self._newline = False
+
+    def feed(self, data: bytes) -> bytes:
+        """The bytes to pass on for the bytes that came; may be empty."""
+        self._remember(data)
+        if not self._withhold:
+            return data
+        if (
+            not self._held
+            and not self._inside
+            and data.endswith(_END)
+            and not _any(_NO_CHOICES, data)
+        ):
+            return data
+        return self._filter(self._held + data)
+
+    def finish(self) -> bytes:
+        """What is still held when the worker's bytes end."""
+        held, self._held = self._held, b""
+        return held
+
+    @property
+    def usage(self) -> Usage | None:
+        return find_usage(b"".join(self._tail))
+
+    @property
+    def ended(self) -> bool:
+        """Whether the worker wrote the end of the stream."""
+        return _DONE in b"".join(self._tail)
+
+    @property
+    def complete(self) -> bool:
+        """Whether the answer is whole: vLLM stopped by SIGTERM also writes ``[DONE]``, but its
+        finish reason is ``abort``."""
+        tail = b"".join(self._tail)
+        return _DONE in tail and _ABORTED not in tail
+
+    def _remember(self, data: bytes) -> None:
+        self._tail.append(data)
+        self._tail_bytes += len(data)
+        while self._tail_bytes - len(self._tail[0]) >= _TAIL_BYTES:
+            self._tail_bytes -= len(self._tail.popleft())
+
+    def _filter(self, data: bytes) -> bytes:
+        self._held = b""
+        passed: list[bytes] = []
+        at = 0
+        if self._inside:
+            at = self._end_of_event(data)
+            passed.append(data[:at])
+        while not self._inside and (end := data.find(_END, at)) >= 0:
+            event = data[at : end + 2]
+            if not _is_usage(event):
+                passed.append(event)
+            at = end + 2
+        rest = data[at:]
+        if rest and _undecided(rest):
+            self._held = rest
+        elif rest:
+            passed.append(rest)
+            self._inside = True
+            self._newline = rest.endswith(b"\n")
+        return b"".join(passed)
+
+    def _end_of_event(self, data: bytes) -> int:
+        """Where the event ends of which a part has passed; all of ``data`` if it does not yet."""
+        if self._newline and data.startswith(b"\n"):
+            end = 1
+        elif (found := data.find(_END)) >= 0:
+            end = found + 2
+        else:
+            self._newline = data.endswith(b"\n")
+            return len(data)
+        self._inside = False
+        return end
+
+
+def _is_usage(event: bytes) -> bool:
+    if not event.startswith(b"data:") or not _any(_NO_CHOICES, event):
+        return False
+    try:
+        payload = orjson.loads(event[5:])
+    except orjson.JSONDecodeError:
+        return False
+    return (
+        isinstance(payload, dict)
+        and payload.get("choices") == []
+        and isinstance(payload.get("usage"), dict)
+    )
+
+
+def _undecided(part: bytes) -> bool:
+    """Whether the beginning of an event may still turn out to be a usage event."""
+    return (
+        len(part) < _MAX_HELD_BYTES
+        and part[:5] == b"data:"[: len(part)]
+        and not _any(_CHOICE, part)
+    )
+
+
+def _any(keys: tuple[bytes, bytes], data: bytes) -> bool:
+    """In a JSON string the quotes of a key would be escaped: a hit is a key, never text."""
+    return keys[0] in data or keys[1] in data
+
+
+_MAX_PLAIN_BYTES = 8 << 20
+"""Answers over this are counted as without usage: keeping them would cost the gateway memory."""
+
+
+class PlainAnswer:
+    """An answer in one JSON body: everything passes, the end is kept to read the usage.
+
+    vLLM writes ``usage`` after the choices; the last bytes hold it unless token ids or prompt
+    log-probabilities were asked for, whose size is the client's choice.
+    """
+
+    def __init__(self) -> None:
+        self._chunks: list[bytes] = []
+        self._bytes = 0
+
+    def feed(self, data: bytes) -> bytes:
+        if self._bytes < _MAX_PLAIN_BYTES:
+            self._chunks.append(data)
+            self._bytes += len(data)
+        return data
+
+    def finish(self) -> bytes:
+        return b""
+
+    @property
+    def usage(self) -> Usage | None:
+        whole = self._bytes < _MAX_PLAIN_BYTES
+        return find_usage(b"".join(self._chunks)) if whole else None
+
+    @property
+    def complete(self) -> bool:
+        return not any(_ABORTED in chunk for chunk in self._chunks)

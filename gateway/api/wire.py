@@ -1,0 +1,175 @@
+"""OpenAI's request and answer formats, as far as routing must know them. No I/O.
+
+Parsing is lenient: a field of an unexpected type is treated as absent, the worker judges the
+request. The body itself is kept and forwarded byte for byte.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from gateway.core.router import Usage
+
+HOP_BY_HOP = frozenset(
+    (
+        b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization",
+        b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade",
+    )
+)  # fmt: skip
+_OURS_TO_WORKER = HOP_BY_HOP | {b"host", b"content-length", b"expect", b"x-request-id"}
+_OURS_TO_CLIENT = HOP_BY_HOP | {
+    b"x-request-id", b"x-gateway-worker", b"x-gateway-predicted-cached-tokens",
+}  # fmt: skip
+
+Headers = Iterable[tuple[bytes, bytes]]
+
+_SANE_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A parsed request body: ``fields`` is empty where it was not a JSON object."""
+
+    fields: dict[str, Any]
+    parsed: bool
+    model: str | None = None
+    stream: bool = False
+    wants_usage: bool = False
+    max_tokens: int | None = None
+
+
+def parse_call(body: bytes) -> Call:
+    """What routing must know of a body; ``parsed`` is False where orjson refuses it."""
+    try:
+        fields = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return Call({}, parsed=False)
+    if not isinstance(fields, dict):
+        return Call({}, parsed=False)
+    model = fields.get("model")
+    options = fields.get("stream_options")
+    limit = _count(fields.get("max_completion_tokens"))
+    return Call(
+        fields,
+        parsed=True,
+        model=model if isinstance(model, str) else None,
+        stream=fields.get("stream") is True,
+        wants_usage=isinstance(options, dict) and options.get("include_usage") is True,
+        max_tokens=_count(fields.get("max_tokens")) if limit is None else limit,
+    )
+
+
+def _count(value: object) -> int | None:
+    counted = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return value if counted else None  # type: ignore[return-value]
+
+
+def parse_usage(usage: object) -> Usage | None:
+    """Counts from an OpenAI ``usage`` object; None if it is not one."""
+    if not isinstance(usage, dict):
+        return None
+    prompt, completion = (
+        _count(usage.get("prompt_tokens")),
+        _count(usage.get("completion_tokens", 0)),
+    )
+    if prompt is None or completion is None:
+        return None
+    details = usage.get("prompt_tokens_details")
+    cached = _count(details.get("cached_tokens")) if isinstance(details, dict) else None
+    return Usage(prompt, completion, cached)
+
+
+def find_usage(tail: bytes) -> Usage | None:
+    """Usage from the last bytes of a JSON answer.
+
+    The key is looked for from the end: inside a JSON string its quotes would be escaped, so the
+    pattern can only be a key, and vLLM writes it after the choices.
+    """
+    at = tail.rfind(b'"usage":')
+    if at < 0:
+        return None
+    return parse_usage(_value_at(tail, at + len(b'"usage":')))
+
+
+def _value_at(data: bytes, start: int) -> object:
+    """The JSON object that starts at ``start``, found by its closing brace; None if there is none.
+
+    A usage object holds numbers and objects only, so counting braces is enough.
+    """
+    while data[start : start + 1] in (b" ", b"\n"):
+        start += 1
+    if data[start : start + 1] != b"{":
+        return None
+    depth = 0
+    for at in range(start, min(len(data), start + 4096)):
+        depth += (data[at] == 0x7B) - (data[at] == 0x7D)
+        if not depth:
+            try:
+                return orjson.loads(data[start : at + 1])
+            except orjson.JSONDecodeError:
+                return None
+    return None
+
+
+def request_id(headers: Headers, fresh: bytes) -> bytes:
+    """The client's request id if it is sane, else ``fresh``."""
+    for name, value in headers:
+        if name == b"x-request-id" and _SANE_ID.fullmatch(value):
+            return value
+    return fresh
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a request goes on every worker: method, path with query as the client sent them."""
+
+    method: bytes
+    path: bytes
+    headers: tuple[tuple[bytes, bytes], ...]
+
+
+def request_head(target: Target, authority: bytes, prefix: bytes, body_bytes: int) -> bytes:
+    """The head that is sent to a worker: hop-by-hop headers dropped, the length always true."""
+    lines = [b"%s %s%s HTTP/1.1\r\nhost: %s\r\n" % (target.method, prefix, target.path, authority)]
+    lines += [b"%s: %s\r\n" % header for header in target.headers]
+    lines.append(b"content-length: %d\r\n\r\n" % body_bytes)
+    return b"".join(lines)
+
+
+def to_worker(headers: Headers, identity: bytes) -> tuple[tuple[bytes, bytes], ...]:
+    """The client's headers less those that end here, with the request id."""
+    dropped = _OURS_TO_WORKER | _named_by_connection(headers)
+    kept = [(name, value) for name, value in headers if name not in dropped]
+    return (*kept, (b"x-request-id", identity))
+
+
+def to_client(headers: Headers, ours: Headers) -> list[tuple[bytes, bytes]]:
+    """The worker's headers less those that end here, with ours.
+
+    An event stream must reach the client as it is made, so that proxies are told not to keep it.
+    """
+    headers = list(headers)
+    dropped = _OURS_TO_CLIENT | _named_by_connection(headers)
+    kept = [(name, value) for name, value in headers if name not in dropped]
+    if is_event_stream(headers):
+        kept = [(n, v) for n, v in kept if n not in (b"cache-control", b"x-accel-buffering")]
+        kept += [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+    return [*kept, *ours]
+
+
+def is_event_stream(headers: Headers) -> bool:
+    return any(n == b"content-type" and v.startswith(b"text/event-stream") for n, v in headers)
+
+
+def _named_by_connection(headers: Headers) -> set[bytes]:
+    """Header names that a Connection header declares to be for this hop."""
+    named: set[bytes] = set()
+    for name, value in headers:
+        if name == b"connection":
+            named.update(token.strip().lower() for token in value.split(b","))
+    return named

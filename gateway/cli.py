@@ -1,0 +1,174 @@
+"""The command line: `gateway up`, `gateway serve`, `gateway config`."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any, NoReturn, get_args, get_origin
+
+import typer
+from pydantic.fields import FieldInfo
+from rich.console import Console
+from rich.markup import escape
+
+from gateway.config import Settings, SettingsError, load_settings
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="An OpenAI-compatible gateway in front of vLLM servers, with prefix affinity.",
+)
+
+_UP_ONLY = frozenset(("model", "gpus", "cpu_workers", "start_seconds", "state_dir"))
+_SERVE_ONLY = frozenset(("worker",))
+
+
+def main() -> None:
+    app()
+
+
+def serve(**given: Any) -> None:
+    """Run the gateway alone, in front of vLLM servers that are already there."""
+    settings = _settings(given)
+    _setup(settings)
+    from gateway.run import run_serve
+
+    _run(run_serve(settings), settings)
+
+
+def up(ctx: typer.Context, **given: Any) -> None:
+    """Start one vLLM server per GPU (without GPUs: on CPU cores), and the gateway in front.
+
+    What follows `--` goes to vLLM unchanged.
+    """
+    arguments = list(ctx.args)
+    if given["model"] is not None and given["model"].startswith("-"):
+        arguments.insert(0, given["model"])
+        given["model"] = None
+    settings = _settings(given)
+    if settings.model is None:
+        _fail("which model? gateway up MODEL, or GATEWAY_MODEL, or model in gateway.toml")
+    _setup(settings)
+    from gateway.run import run_up
+    from gateway.workers.devices import DeviceError
+    from gateway.workers.launch import LaunchError
+
+    try:
+        plans, on_cpu = _plans(settings, tuple(arguments))
+    except (DeviceError, LaunchError) as error:
+        _fail(str(error))
+    _run(run_up(settings, plans, on_cpu), settings)
+
+
+def config(**given: Any) -> None:
+    """Print the effective settings."""
+    settings = _settings(given)
+    for name, value in settings.model_dump(mode="json").items():
+        shown = "" if value is None else _toml(value)
+        print(f"{name} = {shown}" if shown else f"# {name} is not set")
+
+
+def _plans(settings: Settings, arguments: tuple[str, ...]) -> tuple[list[Any], bool]:
+    """One launch plan per worker, and whether they run on CPU cores."""
+    from gateway.workers import devices, launch
+
+    assert settings.model is not None
+    request = launch.LaunchRequest(
+        settings.model, arguments, settings.max_num_seqs, settings.max_num_batched_tokens
+    )
+    gpus = devices.visible_gpus(os.environ)
+    if settings.gpus is not None:
+        gpus = devices.select_gpus(gpus, settings.gpus)
+    if gpus:
+        return launch.plan_gpu_workers(request, gpus, os.environ), False
+    shares = devices.core_shares(settings.cpu_workers)
+    return launch.plan_cpu_workers(request, shares, os.environ), True
+
+
+def _run(main: Any, settings: Settings) -> None:
+    """Run on uvloop; failures that the operator can mend end with one line, not a traceback."""
+    import uvloop
+
+    from gateway.prompt.tokenizer import TokenizerMissing
+    from gateway.workers.supervisor import StateFolderInUse
+
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(main)
+    except (TokenizerMissing, StateFolderInUse) as error:
+        _fail(str(error))
+    except OSError as error:
+        _fail(f"{settings.host}:{settings.port}: {error.strerror or error}")
+
+
+def _setup(settings: Settings) -> None:
+    from gateway.observe.logs import setup_logging
+
+    setup_logging(settings.log_level)
+
+
+def _settings(given: dict[str, Any]) -> Settings:
+    try:
+        return load_settings(
+            {name: value for name, value in given.items() if value not in (None, [])}
+        )
+    except SettingsError as error:
+        _fail(str(error))
+
+
+def _fail(message: str) -> NoReturn:
+    Console(stderr=True, highlight=False, soft_wrap=True).print(f"[red]error:[/] {escape(message)}")
+    sys.exit(2)
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return "[" + ", ".join(_toml(item) for item in value) + "]"
+    return (
+        str(value)
+        if isinstance(value, (int, float))
+        else '"' + str(value).replace("\\", "\\\\").replace('"', '\\"') + '"'
+    )
+
+
+def _with_settings(command: Callable[..., None], left_out: frozenset[str]) -> Callable[..., None]:
+    """Give a command one option for each setting; none has a default here, so that what was not
+    given is left to the environment, the file and the settings' own defaults."""
+    own = [p for p in inspect.signature(command).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    options = [
+        inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_option(name, field)
+        )
+        for name, field in Settings.model_fields.items()
+        if name not in left_out
+    ]
+    command.__signature__ = inspect.Signature([*own, *options])  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in [*own, *options]}
+    return command
+
+
+def _option(name: str, field: FieldInfo) -> Any:
+    """How typer reads a setting: numbers stay text, so that the settings judge them."""
+    if name == "model":
+        return Annotated[str | None, typer.Argument(help=field.description, show_default=False)]
+    default = field.get_default()
+    help_text = field.description or ""
+    if default is not None and not isinstance(default, list) and default is not ...:
+        help_text += f" Default: {default}." if field.default_factory is None else ""
+    many = get_origin(field.annotation) is list and str in get_args(field.annotation)
+    kind: Any = list[str] if many else str
+    option = typer.Option(f"--{name.replace('_', '-')}", help=help_text, show_default=False)
+    return Annotated[kind | None, option]
+
+
+app.command()(_with_settings(serve, _UP_ONLY))
+app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": False})(
+    _with_settings(up, _SERVE_ONLY)
+)
+app.command()(_with_settings(config, frozenset()))

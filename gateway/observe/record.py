@@ -1,0 +1,47 @@
+"""What is remembered of one request until the metrics are told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from gateway.core.router import Usage
+from gateway.core.worker import Reservation
+
+
+class Outcome(StrEnum):
+    """How a request ended; each ends in exactly one way.
+
+    A 4xx of the worker is ``ok``: it was delivered, and is the client's affair.
+    """
+
+    OK = "ok"
+    CLIENT_GONE = "client_gone"
+    REFUSED = "refused"
+    UPSTREAM_ERROR = "upstream_error"
+    UPSTREAM_TRUNCATED = "upstream_truncated"
+    TIMEOUT = "timeout"
+
+
+@dataclass(slots=True)
+class Record:
+    """Times are monotonic seconds; None where the request did not get that far."""
+
+    started_at: float
+    outcome: Outcome = Outcome.UPSTREAM_ERROR
+    worker: str = ""
+    body_read_at: float | None = None
+    placed_at: float | None = None
+    first_byte_at: float | None = None
+    predicted_cached_tokens: int = 0
+    answered: bool = False
+    usage: Usage | None = None
+    computed: bool = True
+    fallback: str | None = None
+
+    def placed(self, reservation: Reservation, now: float) -> None:
+        self.worker = reservation.worker_id
+        self.computed = True
+        self.predicted_cached_tokens = reservation.cached_tokens
+        if self.placed_at is None:
+            self.placed_at = now

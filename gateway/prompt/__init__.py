@@ -1,0 +1,1 @@
+"""From a request's fields to the tokens, or failing that the bytes, of its prompt."""

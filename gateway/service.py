@@ -1,0 +1,192 @@
+"""The composition root: puts the parts together and runs them from start to drained end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from gateway.api.app import build_app
+from gateway.api.deps import Deps
+from gateway.api.deps import Limits as RelayLimits
+from gateway.config import Settings
+from gateway.core.cost import Speed
+from gateway.core.placement import POLICIES
+from gateway.core.router import Options, Router
+from gateway.core.worker import WorkerId
+from gateway.observe.gc_pauses import GcPauseCollector, OwnPauses, freeze_heap
+from gateway.observe.metrics import Metrics
+from gateway.observe.state import EngineFigures, Sources, StateCollector
+from gateway.prompt.models import TokenizerSource
+from gateway.prompt.reader import Prompts
+from gateway.upstream.pool import Pool
+from gateway.workers.fleet import Fleet, Hooks
+from gateway.workers.probe import Limits, WorkerClient
+
+log = logging.getLogger(__name__)
+
+
+class Service:
+    """One gateway: router, fleet, application. Must be made inside a running event loop."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        tokenizer: Path | None,
+        limits: Limits,
+        speed: Speed,
+        on_ready: Callable[[WorkerId], None],
+    ) -> None:
+        self._settings = settings
+        self._on_ready = on_ready
+        self._warm = False
+        # What the imports left is frozen before pauses are recorded: nobody is served yet.
+        freeze_heap()
+        self._own_pauses = OwnPauses()
+        self.pools: dict[WorkerId, Pool] = {}
+        self.gc_folders: dict[str, Path] = {}
+        self.router = Router(_options(settings, speed))
+        self.metrics = Metrics()
+        self.prompts = Prompts()
+        self.source = TokenizerSource(self.prompts, tokenizer, settings.chat_template)
+        hooks = Hooks(self._moved, self._identified, self._ready)
+        self.fleet = Fleet(self.router, hooks, limits, settings.probe_seconds)
+        self.metrics.registry.register(StateCollector(self._sources()))
+        self.metrics.registry.register(GcPauseCollector(lambda: self.gc_folders, self._own_pauses))
+        relay_limits = RelayLimits(
+            settings.max_body_bytes, settings.head_seconds, settings.idle_seconds
+        )
+        deps = Deps(
+            self.router,
+            self.pools,
+            self.prompts,
+            self.metrics,
+            relay_limits,
+            lambda worker_id, why: self.fleet.stopped(worker_id, why),
+        )
+        self.app = build_app(deps, self.models)
+
+    def add_worker(self, worker_id: WorkerId) -> None:
+        self.fleet.add(worker_id)
+        self.metrics.worker_added(worker_id)
+
+    def models(self) -> list[dict[str, Any]]:
+        """Models of the ready workers; of several with one id the one that takes the least."""
+        found: dict[str, dict[str, Any]] = {}
+        for worker_id, watched in self.fleet.workers.items():
+            if not self.router.workers[worker_id].available:
+                continue
+            for model in watched.models:
+                known = found.get(str(model.get("id")))
+                if known is None or _max_len(model) < _max_len(known):
+                    found[str(model.get("id"))] = model
+        return list(found.values())
+
+    async def close(self) -> None:
+        await self.fleet.close()
+        for pool in self.pools.values():
+            pool.close_idle()
+        self.prompts.close()
+        self._own_pauses.close()
+
+    def _moved(self, worker_id: WorkerId, url: str) -> None:
+        old = self.pools.get(worker_id)
+        if old is not None:
+            old.close_idle()
+        self.pools[worker_id] = Pool(url, self._settings.connect_seconds)
+
+    async def _identified(self, models: list[dict[str, Any]], client: WorkerClient) -> None:
+        await self.source.prepare(models, client.tokenize)
+
+    def _ready(self, worker_id: WorkerId) -> None:
+        if not self._warm:
+            self._warm = True
+            log.info("heap frozen: %d objects", freeze_heap())
+        self._on_ready(worker_id)
+
+    def _sources(self) -> Sources:
+        return Sources(
+            router=self.router,
+            engines=self._engines,
+            connections=lambda: {w: (p.active, p.idle) for w, p in self.pools.items()},
+            starts=lambda: {w: watched.starts for w, watched in self.fleet.workers.items()},
+            prompt_modes=lambda: self.source.modes,
+            cache_ratio=self.metrics.cache_ratio,
+        )
+
+    def _engines(self) -> Mapping[str, EngineFigures]:
+        return {
+            worker_id: EngineFigures(
+                s.running, s.waiting, s.kv_usage_ratio, s.tokens_per_step,
+                s.prefix_queries, s.prefix_hits, s.preemptions,
+            )
+            for worker_id, watched in self.fleet.workers.items()
+            if (s := watched.scrape) is not None
+        }  # fmt: skip
+
+
+def _options(settings: Settings, speed: Speed) -> Options:
+    return Options(
+        policy=POLICIES[settings.policy],
+        social_weight=settings.social_weight,
+        max_index_blocks=settings.max_index_blocks,
+        speed=speed,
+    )
+
+
+def _max_len(model: dict[str, Any]) -> float:
+    value = model.get("max_model_len")
+    return float(value) if isinstance(value, int) else float("inf")
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn without its signal handlers: the composition root has its own order of ending."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def http_server(service: Service, settings: Settings) -> HttpServer:
+    return HttpServer(
+        uvicorn.Config(
+            service.app,
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            date_header=False,
+            http="httptools",
+            timeout_keep_alive=75,
+            timeout_graceful_shutdown=int(settings.drain_seconds) or 1,
+        )
+    )
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket; raises OSError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=2048)
+
+
+class Ending:
+    """The first SIGTERM or SIGINT asks for the end, the second for the end at once."""
+
+    def __init__(self, hurry: Callable[[], None]) -> None:
+        self.asked = asyncio.Event()
+        self._hurry = hurry
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._signalled)
+
+    def _signalled(self) -> None:
+        if self.asked.is_set():
+            self._hurry()
+        self.asked.set()

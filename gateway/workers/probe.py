@@ -1,0 +1,98 @@
+"""Questions to a worker over its own HTTP, on connections of their own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+_ANSWER_SECONDS = 5.0
+
+
+class ProbeFailed(Exception):
+    """The worker did not answer as asked; ``unreachable`` if no connection could be made."""
+
+    def __init__(self, why: str, unreachable: bool = False) -> None:
+        super().__init__(why)
+        self.unreachable = unreachable
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What an engine allows; None where it does not tell."""
+
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+
+
+class WorkerClient:
+    """The control plane of one worker; proxy environment variables are ignored."""
+
+    def __init__(self, url: str) -> None:
+        limits = httpx.Limits(max_connections=4, keepalive_expiry=2.0)
+        self._client = httpx.AsyncClient(
+            base_url=url, trust_env=False, timeout=_ANSWER_SECONDS, limits=limits
+        )
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    async def health(self) -> None:
+        """Returns if ``/health`` answers 200; raises ProbeFailed."""
+        await self._get("/health")
+
+    async def models(self) -> list[dict[str, Any]]:
+        """``data`` of ``/v1/models``; raises ProbeFailed."""
+        data = _json(await self._get("/v1/models")).get("data")
+        if not isinstance(data, list):
+            raise ProbeFailed("/v1/models has no list of models")
+        return [model for model in data if isinstance(model, dict)]
+
+    async def metrics(self) -> str:
+        """Prometheus text; raises ProbeFailed."""
+        return (await self._get("/metrics")).text
+
+    async def limits(self) -> Limits:
+        """From ``/server_info``, which vLLM serves in its dev mode only; raises ProbeFailed."""
+        info = _json(await self._get("/server_info?config_format=json"))
+        config = info.get("vllm_config")
+        scheduler = config.get("scheduler_config") if isinstance(config, dict) else None
+        if not isinstance(scheduler, dict):
+            raise ProbeFailed("/server_info has no scheduler_config")
+        seqs, tokens = scheduler.get("max_num_seqs"), scheduler.get("max_num_batched_tokens")
+        return Limits(
+            seqs if isinstance(seqs, int) else None, tokens if isinstance(tokens, int) else None
+        )
+
+    async def tokenize(self, body: dict[str, Any]) -> list[int]:
+        """Token ids from ``POST /tokenize``; raises ProbeFailed."""
+        answer = await self._ask("POST", "/tokenize", body)
+        tokens = _json(answer).get("tokens")
+        if not isinstance(tokens, list):
+            raise ProbeFailed("/tokenize gave no tokens")
+        return tokens
+
+    async def _get(self, path: str) -> httpx.Response:
+        return await self._ask("GET", path, None)
+
+    async def _ask(self, method: str, path: str, body: dict[str, Any] | None) -> httpx.Response:
+        try:
+            answer = await self._client.request(method, path, json=body)
+        except httpx.ConnectError as error:
+            raise ProbeFailed(f"unreachable: {error}", unreachable=True) from error
+        except httpx.HTTPError as error:
+            raise ProbeFailed(f"{path}: {type(error).__name__} {error}".rstrip()) from error
+        if answer.status_code != 200:
+            raise ProbeFailed(f"{path} answers {answer.status_code}")
+        return answer
+
+
+def _json(answer: httpx.Response) -> dict[str, Any]:
+    try:
+        value = answer.json()
+    except ValueError as error:
+        raise ProbeFailed(f"{answer.url.path} is not JSON") from error
+    if not isinstance(value, dict):
+        raise ProbeFailed(f"{answer.url.path} is not a JSON object")
+    return value
