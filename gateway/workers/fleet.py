@@ -74,7 +74,7 @@ class Fleet:
         """A process of this worker was started and will answer at ``url``."""
         watched = self.workers[worker_id]
         watched.starts += 1
-        watched.scrape = None
+        watched.scrape = watched.process_start = None
         self._router.set_ready(worker_id, False, "starting")
         self._router.new_generation(worker_id, watched.starts)
         old, watched.client = watched.client, WorkerClient(url)

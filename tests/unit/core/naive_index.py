@@ -1,0 +1,66 @@
+"""A prefix index as one would write it first: lists and searches, nothing kept in step.
+
+Blocks are keyed by all that comes before their end, not by a hash.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gateway.core.blocks import BYTE_BLOCK_BYTES, BYTES_PER_TOKEN, Prompt
+
+Key = tuple[bool, bytes, bytes]
+
+
+def block_tokens(prompt: Prompt, block_size: int) -> int:
+    return block_size if prompt.exact else BYTE_BLOCK_BYTES // BYTES_PER_TOKEN
+
+
+def keys(prompt: Prompt, block_size: int) -> list[Key]:
+    """One key for each full block."""
+    step = 4 * block_size if prompt.exact else BYTE_BLOCK_BYTES
+    ends = range(step, len(prompt.data) + 1, step)
+    return [(prompt.exact, prompt.extra, prompt.data[:end]) for end in ends]
+
+
+@dataclass
+class NaiveLru:
+    """Blocks of one worker, the least recently used first, and the credits behind some."""
+
+    held: list[Key] = field(default_factory=list)
+    credits: dict[Key, int] = field(default_factory=dict)
+
+    def match(self, prompt: Prompt, block_size: int) -> int:
+        wanted = keys(prompt, block_size)
+        tokens = block_tokens(prompt, block_size)
+        usable = sum((i + 1) * tokens < prompt.prompt_tokens for i in range(len(wanted)))
+        matched = 0
+        while matched < usable:
+            if wanted[matched] not in self.held:
+                behind = self.credits.get(wanted[matched - 1], 0) if matched else 0
+                return max(matched, min(behind // tokens, usable))
+            matched += 1
+        return matched
+
+    def store(self, prompt: Prompt, block_size: int, capacity_blocks: int) -> list[Key]:
+        """The keys that were not held before."""
+        wanted = keys(prompt, block_size)
+        added = [key for key in wanted if key not in self.held]
+        kept = [key for key in self.held if key not in wanted]
+        self._keep((kept + wanted[::-1])[-capacity_blocks:] if capacity_blocks else [])
+        return added
+
+    def forget(self, forgotten: list[Key]) -> None:
+        self._keep([key for key in self.held if key not in forgotten])
+
+    def credit(self, prompt: Prompt, block_size: int, end_tokens: int) -> None:
+        wanted = keys(prompt, block_size)
+        if wanted and wanted[-1] in self.held:
+            self.credits[wanted[-1]] = end_tokens
+
+    def drop(self) -> None:
+        self._keep([])
+
+    def _keep(self, held: list[Key]) -> None:
+        self.held = held
+        self.credits = {key: end for key, end in self.credits.items() if key in held}
