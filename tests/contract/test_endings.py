@@ -163,7 +163,7 @@ def test_c04_cut_inside_an_event_leaves_the_error_an_event_of_its_own(
     counted.is_(upstream_truncated=1)
 
 
-@pytest.mark.parametrize("cut", ["rst", "fin"])
+@pytest.mark.parametrize("cut", ["rst", "fin", "clean"])
 def test_c04_cut_between_head_and_first_event(
     gateway: GatewayProcess, fake_workers: list[FakeWorker], counted: Counted, cut: str
 ) -> None:
@@ -171,23 +171,21 @@ def test_c04_cut_between_head_and_first_event(
     answer = exchange(gateway.url, CHAT, chat(stream=True), headers=script)
     if answer.status == 200:
         assert_in_band_error(answer)
-    else:
+        counted.is_(upstream_truncated=1)
+    else:  # the worker's RST overtook its head
         assert_openai_error(answer, 502)
+        counted.is_(upstream_error=1)
     only(fake_workers)
-    assert sum(counted.since().values()) <= 1
-    until("counted", lambda: set(counted.since()) <= {"upstream_truncated", "upstream_error"})
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("reason", ["abort"])
 def test_vllm_stopped_by_sigterm_ends_with_abort(
     gateway: GatewayProcess,
     fake_workers: list[FakeWorker],
     counted: Counted,
     stream: bool,
-    reason: str,
 ) -> None:
-    script = scripted(finish_reason=reason)
+    script = scripted(finish_reason="abort")
     answer = exchange(gateway.url, CHAT, chat(stream=stream), headers=script)
     assert b'"finish_reason":"abort"' in answer.body
     assert answer.body.endswith(b"data: [DONE]\n\n") == stream
@@ -322,8 +320,7 @@ def test_c09_accounts_are_even_after_a_mix_of_ends(
         for i, client in enumerate(clients["hold"] + clients["stream"]):
             client.reset() if i % 2 else client.close()
     counted.is_(client_gone=100, upstream_error=50, ok=50)
-    for worker in fake_workers:
-        worker.wait("running is 0", lambda w=worker: w.engine.running == 0)  # type: ignore[misc]
+    until("no worker works on", lambda: not any(w.engine.running for w in fake_workers))
 
 
 def test_c09_many_cancelled_at_random_moments(
@@ -341,10 +338,11 @@ def test_c09_many_cancelled_at_random_moments(
                 for _ in zip(range(pieces - 1), client.read_pieces(answer), strict=False):
                     pass
 
-    threads = [
-        threading.Thread(target=lambda k=k: [leave_after((k + i) % 12) for i in range(10)])  # type: ignore[misc]
-        for k in range(20)
-    ]
+    def leave_often(first: int) -> None:
+        for i in range(10):
+            leave_after((first + i) % 12)
+
+    threads = [threading.Thread(target=leave_often, args=(k,)) for k in range(20)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -67,6 +67,31 @@ def test_c33_load_counts_from_selection_on(
     check_nothing_left(gateway, fake_workers)
 
 
+def test_c33_answers_that_come_together_do_not_make_one_worker_take_all(
+    start_gateway: StartGateway, fake_workers: list[FakeWorker]
+) -> None:
+    """Whatever was measured of a burst whose first bytes all came at once, as those of a batch
+    do: the next burst of unlike prompts is still spread."""
+    gateway = start_gateway(workers=[worker.url for worker in fake_workers])
+    gateway.wait_up(2)
+    for _ in range(4):
+        with ExitStack() as stack:
+            clients = [stack.enter_context(RawClient(gateway.url)) for _ in range(32)]
+            for i, client in enumerate(clients):
+                body = chat(f"{i} {time.monotonic_ns()} " * 200, stream=True, max_tokens=1)
+                client.send("POST", CHAT, json.dumps(body).encode(), scripted(gates={"head": "go"}))
+            until("all run", lambda: sum(at_workers(fake_workers)) == 32, 10)
+            running = at_workers(fake_workers)
+            for worker in fake_workers:
+                worker.open_gate("go")
+            for client in clients:
+                client.read()
+        assert min(running) >= 4
+        for worker in fake_workers:
+            worker.reset()
+    check_nothing_left(gateway, fake_workers)
+
+
 def test_c22_each_event_is_out_before_the_next_is_made(
     gateway: GatewayProcess, fake_workers: list[FakeWorker]
 ) -> None:

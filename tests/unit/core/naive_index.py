@@ -1,6 +1,6 @@
 """A prefix index as one would write it first: lists and searches, nothing kept in step.
 
-Blocks are keyed by all that comes before their end, not by a hash.
+Blocks are keyed by their size and all that comes before their end, not by a hash.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from gateway.core.blocks import BYTE_BLOCK_BYTES, BYTES_PER_TOKEN, Prompt
 
-Key = tuple[bool, bytes, bytes]
+Key = tuple[bool, int, bytes, bytes]
 
 
 def block_tokens(prompt: Prompt, block_size: int) -> int:
@@ -20,7 +20,7 @@ def keys(prompt: Prompt, block_size: int) -> list[Key]:
     """One key for each full block."""
     step = 4 * block_size if prompt.exact else BYTE_BLOCK_BYTES
     ends = range(step, len(prompt.data) + 1, step)
-    return [(prompt.exact, prompt.extra, prompt.data[:end]) for end in ends]
+    return [(prompt.exact, step, prompt.extra, prompt.data[:end]) for end in ends]
 
 
 @dataclass

@@ -30,6 +30,12 @@ def argument(pid: int, option: str) -> str:
     return argv[argv.index(option) + 1]
 
 
+def guardian_of(pids: dict[str, int]) -> int:
+    """The parent of the API server, while that lives."""
+    stat = Path(f"/proc/{pids['api']}/stat").read_text()
+    return int(stat.rpartition(")")[2].split()[1])
+
+
 def children() -> list[int]:
     """Our own, zombies included."""
     tasks = Path("/proc/self/task").iterdir()

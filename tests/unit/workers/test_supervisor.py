@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import uvloop
 
+from gateway.workers.guarded import orphans
 from gateway.workers.launch import LaunchPlan
 from gateway.workers.supervisor import (
     Event,
@@ -31,6 +32,7 @@ from tests.unit.workers.processes import (
     argument,
     children,
     engine_pids,
+    guardian_of,
     living,
     until_gone,
 )
@@ -152,7 +154,7 @@ def test_a_guardian_that_is_killed_takes_its_worker_with_it(
             pids = engine_pids((await watched.started()).gc_folder)
             left: list[list[str]] = []
             watched.when_told = lambda _: left.append(living(pids))
-            os.kill(os.getsid(pids["core"]), signal.SIGKILL)
+            os.kill(guardian_of(pids), signal.SIGKILL)
             await watched.exited()
             assert left[0] == []
             assert (await watched.started()).generation == 2
@@ -247,12 +249,15 @@ def test_a_worker_that_was_ready_too_shortly_is_not_forgiven(tmp_path: Path) -> 
 
 def test_a_worker_not_ready_in_time_is_ended_and_started_again(tmp_path: Path) -> None:
     async def case() -> None:
-        async with running(tmp_path, start_seconds=0.1) as (watched, _):
+        async with running(tmp_path, start_seconds=0.3) as (watched, supervisor):
             await watched.started()
             exited = await watched.exited()
-            assert exited.reason == "not ready within 0.1 s"
+            assert exited.reason == "not ready within 0.3 s"
             assert exited.restart_in_seconds == 0.01
-            await watched.started()
+            started = await watched.started()
+            supervisor.mark_ready("0", started.generation)
+            os.kill(started.pid, signal.SIGKILL)
+            assert (await watched.exited()).reason == "ended by signal 9 (Killed)"
 
     asyncio.run(case())
 
@@ -305,10 +310,12 @@ def test_restart_cuts_a_pause_short(tmp_path: Path) -> None:
     async def case() -> None:
         options = {"first_pause_seconds": 60.0, "longest_pause_seconds": 60.0}
         async with running(tmp_path, **options) as (watched, supervisor):
-            os.kill((await watched.started()).pid, signal.SIGKILL)
-            assert (await watched.exited()).restart_in_seconds == 60
-            await supervisor.restart("0")
-            assert (await watched.started()).generation == 2
+            for generation in (1, 2):
+                started = await watched.started()
+                assert started.generation == generation
+                os.kill(started.pid, signal.SIGKILL)
+                assert (await watched.exited()).restart_in_seconds == 60
+                await supervisor.restart("0")
 
     asyncio.run(case())
 
@@ -474,7 +481,7 @@ def own(tmp_path: Path) -> Iterator[Own]:
 def test_a_killed_gateway_leaves_nothing(tmp_path: Path, own: Own, loop: str) -> None:
     owner = own(loop, "wait")
     pids = engine_pids(tmp_path / "gc" / "0" / "1")
-    pids["guardian"] = os.getsid(pids["core"])
+    pids["guardian"] = guardian_of(pids)
     owner.kill()
     until_gone(pids)
 
@@ -493,11 +500,29 @@ def test_ctrl_c_reaches_the_gateway_alone(tmp_path: Path, own: Own) -> None:
     assert os.getsid(0) not in {os.getsid(pid) for pid in pids.values()}
 
 
+def test_orphans_are_those_whose_session_has_no_leader_any_more(tmp_path: Path) -> None:
+    leader = subprocess.Popen(
+        [sys.executable, FAKE_ENGINE, ""],
+        cwd=tmp_path,
+        env={**os.environ, "GATEWAY_GC_DIR": str(tmp_path)},
+        start_new_session=True,
+    )
+    pids = engine_pids(tmp_path)
+    assert orphans(tmp_path) == []
+    leader.kill()
+    leader.wait(SOON_SECONDS)
+    assert orphans(tmp_path) == sorted([pids["core"], pids["worker"]])
+    assert orphans(tmp_path / "elsewhere") == []
+    for part in ("core", "worker"):
+        os.kill(pids[part], signal.SIGKILL)
+    until_gone(pids)
+
+
 def test_orphans_are_told_and_let_be(tmp_path: Path, own: Own) -> None:
     owner = own("asyncio", "wait")
     pids = engine_pids(tmp_path / "gc" / "0" / "1")
     os.kill(owner.pid, signal.SIGSTOP)  # or it would notice the guardian's death
-    os.kill(os.getsid(pids["core"]), signal.SIGKILL)
+    os.kill(guardian_of(pids), signal.SIGKILL)
     os.kill(owner.pid, signal.SIGKILL)
     owner.wait(SOON_SECONDS)
     until("the command dies with its guardian", lambda: not alive(pids["api"]))

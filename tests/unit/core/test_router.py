@@ -1,0 +1,315 @@
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+
+from gateway.core.blocks import Prompt, token_bytes
+from gateway.core.cost import CPU_SPEED, GPU_SPEED, Speed
+from gateway.core.placement import POLICIES
+from gateway.core.router import NoWorker, Options, Request, Result, Router, Usage
+from gateway.core.worker import Engine, Reservation, WorkerId
+
+A, B = WorkerId("a"), WorkerId("b")
+BLOCK = 16
+NOT_COMPUTED = Result(computed=False)
+
+
+def router(
+    policy: str = "prefix_affinity",
+    workers: int = 2,
+    speed: Speed = GPU_SPEED,
+    engine: Engine | None = None,
+) -> Router:
+    made = Router(Options(policy=POLICIES[policy], speed=speed))
+    for name in "abcdefgh"[:workers]:
+        made.add_worker(WorkerId(name))
+        made.set_ready(WorkerId(name), True)
+        made.set_engine(WorkerId(name), engine or Engine(BLOCK, 10_000))
+    return made
+
+
+def text(seed: int, tokens: int = 900) -> list[int]:
+    """A text of its own: no two share a beginning."""
+    return [seed * 10_000 + i for i in range(tokens)]
+
+
+def ask(ids: list[int], stream: bool = True, **more: object) -> Request:
+    return Request(Prompt(token_bytes(ids), True), stream=stream, **more)  # type: ignore[arg-type]
+
+
+def answered(prompt_tokens: int, completion_tokens: int = 1) -> Result:
+    return Result(Usage(prompt_tokens, completion_tokens, None))
+
+
+def serve(made: Router, ids: list[int], now: float, result: Result | None = None) -> Reservation:
+    """One request whose prefill takes as long as estimated and whose answer is short."""
+    held = made.admit(ask(ids), now)
+    made.prefilled(held, held.prefill_end)
+    made.settle(held, result or answered(len(ids)), held.prefill_end)
+    return held
+
+
+# --- placement, end to end
+
+
+def test_a_seen_prefix_returns_to_its_worker() -> None:
+    made = router()
+    homes = {seed: serve(made, text(seed), seed * 2.0).worker_id for seed in range(8)}
+    for turn, seed in enumerate(random.Random(1).sample(range(8), 8)):
+        held = serve(made, text(seed) + text(100 + seed, 40), 50.0 + 2 * turn)
+        assert held.worker_id == homes[seed]
+        assert held.cached_tokens >= 900 // BLOCK * BLOCK
+
+
+def test_an_unseen_prompt_goes_to_the_least_work() -> None:
+    made = router(workers=3)
+    first = made.admit(ask(text(1, 4000)), 0.0)
+    second = made.admit(ask(text(2, 1000)), 0.0)
+    assert {first.worker_id, second.worker_id} == {A, B}
+    assert made.admit(ask(text(3, 9000)), 0.0).worker_id == "c"
+    assert made.admit(ask(text(4, 500)), 0.0).worker_id == second.worker_id
+
+
+@pytest.mark.parametrize("policy", ["prefix_affinity", "least_work", "round_robin"])
+def test_unseen_requests_one_after_another_take_turns(policy: str) -> None:
+    made = router(policy)
+    taken = [serve(made, text(seed), seed * 2.0).worker_id for seed in range(8)]
+    assert taken == [A, B] * 4 or taken == [B, A] * 4
+
+
+def test_equal_prompts_arriving_together_meet() -> None:
+    made = router()
+    held = [made.admit(ask(text(1)), 0.0) for _ in range(4)]
+    assert len({r.worker_id for r in held}) == 1
+    assert [r.cached_tokens for r in held] == [0, 896, 896, 896]
+
+
+@pytest.mark.parametrize("speed", [GPU_SPEED, CPU_SPEED], ids=["gpu", "cpu"])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_shuffled_burst_of_documents_is_computed_once_each(speed: Speed, seed: int) -> None:
+    made = router(speed=speed)
+    burst = [(document, question) for document in range(8) for question in range(4)]
+    random.Random(seed).shuffle(burst)
+    homes: dict[int, set[WorkerId]] = {}
+    cached = prompt = 0
+    for document, question in burst:
+        held = made.admit(ask(text(document) + text(100 + question, 12), stream=False), 0.0)
+        homes.setdefault(document, set()).add(held.worker_id)
+        cached += held.cached_tokens
+        prompt += 912
+    assert cached / prompt >= 0.73, "0.75 is the most there can be"
+    per_worker = Counter(home for (home,) in homes.values())
+    assert max(per_worker.values()) <= 5
+
+
+def test_a_seen_prefix_returns_though_its_worker_is_slower_than_was_believed() -> None:
+    made = router()
+    first = made.admit(ask(text(1)), 0.0)
+    made.prefilled(first, 20 * first.prefill_end)
+    made.settle(first, answered(900), 5.0)
+    second = made.admit(ask(text(1) + text(2, 50)), 10.0)
+    assert second.worker_id == first.worker_id, "nothing says that the other one is faster"
+
+
+def test_a_hot_prefix_spills_when_that_is_cheaper() -> None:
+    made = router()
+    shared = text(1, 2000)
+    held = []
+    for i in range(100):
+        held.append(made.admit(ask(shared + text(2 + i, 200)), 0.1 * i))
+        made.prefilled(held[-1], held[-1].prefill_end)
+    per_worker = Counter(r.worker_id for r in held)
+    assert held[1].worker_id == held[0].worker_id
+    assert set(per_worker) == {A, B}, "the other worker learns a prefix that is this hot"
+    assert min(per_worker.values()) >= 40
+    assert sum(r.cached_tokens == 0 for r in held) == 2, "each computes it once"
+
+
+def test_affinity_holds_under_load_where_recomputing_would_delay_the_others() -> None:
+    made = router()
+    home = serve(made, text(1, 4000), 0.0).worker_id
+    for i in range(6):
+        made.admit(ask(text(1, 4000) + text(10 + i, 50)), 10.0)
+    assert made.workers[home].in_flight == 6
+
+
+def test_round_robin_takes_turns_whatever_is_cached() -> None:
+    made = router("round_robin", workers=3)
+    taken = [made.admit(ask(text(1)), 0.0).worker_id for _ in range(6)]
+    assert taken == ["a", "b", "c"] * 2
+
+
+def test_least_work_does_not_return_to_the_cache() -> None:
+    made = router("least_work")
+    home = serve(made, text(1), 0.0).worker_id
+    assert serve(made, text(1), 2.0).worker_id != home
+
+
+def test_a_request_that_could_not_be_read_is_placed_by_load() -> None:
+    made = router()
+    made.admit(ask(text(1)), 0.0)
+    busy = next(w.id for w in made.workers.values() if w.in_flight)
+    held = made.admit(Request(None), 0.0)
+    assert held.worker_id != busy
+    assert (held.cached_tokens, held.uncached_tokens, held.chain.hashes) == (0, 1, ())
+    made.settle(held, answered(500), 1.0)
+    assert made.index.blocks(held.worker_id) == 0
+
+
+# --- who may be chosen
+
+
+def test_a_model_goes_where_it_is_served_and_else_to_whoever_judges() -> None:
+    made = router(workers=3)
+    for name in (A, B):
+        made.workers[name].models = frozenset(("m",))
+    made.workers[WorkerId("c")].models = frozenset(("other",))
+    for i in range(6):
+        assert made.admit(ask(text(i), model="m"), 0.0).worker_id in (A, B)
+    assert made.admit(ask(text(7), model="other"), 0.0).worker_id == "c"
+    assert made.admit(ask(text(8), model="nobody's"), 0.0).worker_id in made.workers
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_what_is_not_available_or_excluded_is_not_chosen(policy: str) -> None:
+    made = router(policy, workers=4)
+    made.set_ready(A, False, "starting")
+    made.workers[B].draining = True
+    for i in range(6):
+        held = made.admit(ask(text(i)), 0.0, excluded={WorkerId("c")})
+        assert held.worker_id == "d"
+
+
+def test_no_worker_says_why_for_each() -> None:
+    made = router(workers=2)
+    made.set_ready(A, False, "connection refused")
+    with pytest.raises(NoWorker) as raised:
+        made.admit(ask(text(1)), 0.0, excluded={B})
+    assert raised.value.reasons == {A: "connection refused", B: "excluded"}
+    with pytest.raises(NoWorker) as raised:
+        Router(Options(policy=POLICIES["round_robin"])).admit(ask(text(1)), 0.0)
+    assert raised.value.reasons == {}
+
+
+def test_nothing_is_reserved_or_stored_where_no_worker_is() -> None:
+    made = router()
+    made.set_ready(A, False)
+    with pytest.raises(NoWorker):
+        made.admit(ask(text(1)), 0.0, excluded={B})
+    assert [w.in_flight for w in made.workers.values()] == [0, 0]
+    assert made.index.blocks(A) == made.index.blocks(B) == 0
+
+
+# --- the life of a request
+
+
+def test_settle_gives_back_exactly_once() -> None:
+    made = router()
+    held = made.admit(ask(text(1)), 0.0)
+    made.settle(held, answered(900), 1.0)
+    with pytest.raises(ValueError, match="exactly once"):
+        made.settle(held, answered(900), 1.0)
+    assert made.workers[held.worker_id].in_flight == 0
+
+
+def test_what_was_generated_is_expected_in_the_cache_by_the_next_turn() -> None:
+    made = router()
+    first = serve(made, text(1, 338), 0.0, answered(338, 150))
+    second = made.admit(ask(text(1, 338) + text(2, 300)), 5.0)
+    assert second.worker_id == first.worker_id
+    assert second.cached_tokens == (338 + 150 - 1) // BLOCK * BLOCK == 480
+
+
+def test_without_usage_nothing_is_learned_of_the_answer() -> None:
+    made = router()
+    serve(made, text(1, 338), 0.0, Result(None))
+    assert made.admit(ask(text(1, 338) + text(2, 300)), 5.0).cached_tokens == 336
+    assert made.workers[A].decode.output_tokens == made.workers[B].decode.output_tokens == 128
+
+
+def test_a_new_generation_has_nothing_cached() -> None:
+    made = router(workers=1)
+    serve(made, text(1), 0.0)
+    running = made.admit(ask(text(2)), 5.0)
+    made.new_generation(A, 2)
+    assert made.index.blocks(A) == 0
+    assert made.workers[A].in_flight == 1, "what runs stays reserved until it settles"
+    made.settle(running, answered(900, 500), 6.0)
+    assert made.workers[A].in_flight == 0
+    assert made.admit(ask(text(2)), 7.0).cached_tokens == 0, "the old process had computed it"
+
+
+def test_a_request_of_an_earlier_generation_takes_nothing_from_the_new_one() -> None:
+    made = router(workers=1)
+    old = made.admit(ask(text(1)), 0.0)
+    made.new_generation(A, 2)
+    new = made.admit(ask(text(1)), 1.0)
+    made.settle(old, NOT_COMPUTED, 2.0)
+    assert made.admit(ask(text(1)), 3.0).cached_tokens == 896
+    made.settle(new, answered(900), 4.0)
+
+
+def test_a_prompt_that_was_never_computed_is_forgotten() -> None:
+    made = router(workers=1)
+    serve(made, text(1), 0.0)
+    refused = made.admit(ask(text(1) + text(2, 300)), 5.0)
+    assert refused.cached_tokens == 896
+    made.settle(refused, NOT_COMPUTED, 6.0)
+    assert made.admit(ask(text(1) + text(2, 300)), 7.0).cached_tokens == 896
+
+
+def test_a_refusal_leaves_what_was_held_before() -> None:
+    made = router(workers=1)
+    serve(made, text(1, 4 * BLOCK), 0.0)
+    refused = made.admit(ask(text(1, 4 * BLOCK)), 5.0)
+    assert refused.cached_tokens == 3 * BLOCK, "the last token is always computed"
+    made.settle(refused, NOT_COMPUTED, 6.0)
+    assert made.admit(ask(text(1, 400)), 7.0).cached_tokens == 4 * BLOCK
+
+
+def test_a_prompt_is_charged_what_is_not_cached() -> None:
+    made = router(workers=1)
+    serve(made, text(1), 0.0)
+    fit = made.workers[A].fit
+    held = made.admit(ask(text(1) + text(2, 100)), 5.0)
+    assert (held.cached_tokens, held.uncached_tokens) == (896, 104)
+    assert held.prefill_seconds == fit.seconds(104, 896)
+
+
+def test_max_tokens_bounds_what_is_reserved_for_decode() -> None:
+    made = router(workers=1)
+    rate = GPU_SPEED.decode_seconds_per_token
+    assert made.admit(ask(text(1), max_tokens=5), 0.0).decode_seconds == pytest.approx(5 * rate)
+    assert made.admit(ask(text(2)), 0.0).decode_seconds == pytest.approx(128 * rate)
+
+
+def test_the_decode_rate_is_shared_time_of_streams() -> None:
+    made = router(workers=1)
+    first, second = made.admit(ask(text(1)), 0.0), made.admit(ask(text(2)), 0.0)
+    plain = made.admit(ask(text(3), stream=False), 0.0)
+    for held in (first, second):
+        made.prefilled(held, 1.0)
+    decode = made.workers[A].decode
+    before = decode.seconds_per_token
+    made.settle(first, answered(900, 100), 11.0)  # 10 s by three for 100 tokens
+    assert decode.seconds_per_token == pytest.approx(before + (10 / 3 / 100 - before) * 0.05)
+    learned = decode.seconds_per_token
+    made.settle(plain, answered(900, 100), 11.0)
+    assert decode.seconds_per_token == learned
+
+
+def test_an_index_is_bounded_by_the_engine_s_blocks() -> None:
+    made = router(workers=1, engine=Engine(BLOCK, 50))
+    for seed in range(10):
+        serve(made, text(seed), seed * 2.0)
+        assert made.index.blocks(A) == 50
+
+
+def test_unknown_capacity_has_a_default() -> None:
+    made = Router(Options(policy=POLICIES["least_work"], default_capacity_blocks=7))
+    made.add_worker(A)
+    made.set_ready(A, True)
+    serve(made, text(1), 0.0)
+    assert made.index.blocks(A) == 7
