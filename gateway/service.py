@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
+import os
 import signal
 import socket
 from collections.abc import Callable, Iterator, Mapping
@@ -14,6 +16,7 @@ from typing import Any
 import uvicorn
 
 from gateway.api.app import build_app
+from gateway.api.client import ClientProtocol
 from gateway.api.deps import Deps
 from gateway.api.deps import Limits as RelayLimits
 from gateway.config import Settings
@@ -70,6 +73,7 @@ class Service:
             self.metrics,
             relay_limits,
             lambda worker_id, why: self.fleet.stopped(worker_id, why),
+            _request_ids(),
         )
         self.app = build_app(deps, self.models)
 
@@ -141,6 +145,13 @@ def _options(settings: Settings, speed: Speed) -> Options:
     )
 
 
+def _request_ids() -> Callable[[], bytes]:
+    """Ids that no other request has: 8 random bytes of this process and a count."""
+    start = os.urandom(8).hex().encode()
+    numbers = itertools.count(1)
+    return lambda: b"%b-%x" % (start, next(numbers))
+
+
 def _max_len(model: dict[str, Any]) -> float:
     value = model.get("max_model_len")
     return float(value) if isinstance(value, int) else float("inf")
@@ -163,7 +174,8 @@ def http_server(service: Service, settings: Settings) -> HttpServer:
             access_log=False,
             server_header=False,
             date_header=False,
-            http="httptools",
+            http=ClientProtocol,
+            proxy_headers=False,
             timeout_keep_alive=75,
             timeout_graceful_shutdown=int(settings.drain_seconds) or 1,
         )

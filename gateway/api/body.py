@@ -8,6 +8,7 @@ from types import TracebackType
 from starlette.types import Receive, Scope
 
 from gateway.api import errors
+from gateway.api.client import ClientProtocol
 
 
 class ClientGone(Exception):
@@ -39,12 +40,15 @@ class ClientWatch:
     """Turns "the client has left" into ClientGone at whatever the request's task awaits.
 
     An async context manager for the time after the body has been read, built as ``asyncio.timeout``
-    is: a second task waits for the disconnect and cancels the first.
+    is: who notices that the client is gone cancels the task. That is the connection itself where
+    it tells, else a second task that waits for ASGI's message.
     """
 
-    def __init__(self, receive: Receive) -> None:
+    def __init__(self, receive: Receive, client: ClientProtocol | None) -> None:
         self._receive = receive
+        self._client = client
         self._gone = False
+        self._watcher: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> ClientWatch:
         task = asyncio.current_task()
@@ -52,7 +56,14 @@ class ClientWatch:
             raise RuntimeError("a client is watched from inside a task")
         self._task = task
         self._cancelling = task.cancelling()
-        self._watcher = asyncio.get_running_loop().create_task(self._watch())
+        if self._client is None:
+            self._watcher = asyncio.get_running_loop().create_task(self._watch())
+        elif self._client.lost:
+            raise ClientGone
+        else:
+            self._client.gone = self._left
+            # Large bodies pause reading until ASGI's next receive, which is not called any more.
+            self._client.flow.resume_reading()
         return self
 
     async def __aexit__(
@@ -61,17 +72,23 @@ class ClientWatch:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._watcher.cancel()
+        self.stop()
         if self._gone and self._task.uncancel() <= self._cancelling:
             if kind is asyncio.CancelledError:
                 raise ClientGone from error
 
     def stop(self) -> None:
         """The answer is about to be complete: what comes now is not the client leaving early."""
-        self._watcher.cancel()
+        if self._watcher is not None:
+            self._watcher.cancel()
+        elif self._client is not None:
+            self._client.gone = None
+
+    def _left(self) -> None:
+        self._gone = True
+        self._task.cancel()
 
     async def _watch(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        self._gone = True
-        self._task.cancel()
+        self._left()

@@ -32,3 +32,4 @@ class Deps:
     metrics: Metrics
     limits: Limits
     unreachable: Callable[[WorkerId, str], None]
+    fresh_id: Callable[[], bytes]

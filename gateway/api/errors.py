@@ -38,6 +38,7 @@ _KINDS = {
     400: ("invalid_request_error", None),
     404: ("invalid_request_error", "not_found"),
     405: ("invalid_request_error", "method_not_allowed"),
+    503: ("service_unavailable_error", "no_worker_ready"),
 }
 
 
@@ -68,6 +69,16 @@ def no_worker(error: NoWorker, retry_seconds: int) -> ApiError:
         f"no worker is ready ({reasons or 'none is configured'})",
         "no_worker_ready",
         [(b"retry-after", str(retry_seconds).encode())],
+    )
+
+
+def stopping() -> ApiError:
+    return ApiError(
+        503,
+        "service_unavailable_error",
+        "the gateway is stopping",
+        "stopping",
+        [(b"retry-after", b"5"), (b"connection", b"close")],
     )
 
 

@@ -7,13 +7,15 @@ gives back the connection and the reservation, whatever happened and wherever.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from time import monotonic
-from uuid import uuid4
 
 from starlette.types import Receive, Scope, Send
 
 from gateway.api import errors, wire
 from gateway.api.body import ClientGone, ClientWatch, read_body
+from gateway.api.client import ClientProtocol, client_of
 from gateway.api.deps import Deps
 from gateway.api.sse import EventStream, PlainAnswer
 from gateway.core.router import NoWorker, Request, Result
@@ -21,6 +23,8 @@ from gateway.core.worker import Reservation, WorkerId
 from gateway.observe.record import Outcome, Record
 from gateway.upstream.errors import ConnectFailed, HeadTimeout, IdleTimeout, UpstreamError
 from gateway.upstream.exchange import Exchange
+
+log = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 5
 
@@ -43,23 +47,39 @@ class _Relayed:
         self._deps = deps
         self._scope = scope
         self._send = send
-        self._request_id = wire.request_id(scope["headers"], uuid4().hex.encode())
+        self._client = client_of(scope)
+        self._started = self._streaming = False
+        self._request_id = wire.request_id(scope["headers"], deps.fresh_id())
         self.record = Record(monotonic())
 
     async def run(self, endpoint: str, receive: Receive) -> None:
         try:
             body = await read_body(self._scope, receive, self._deps.limits.max_body_bytes)
             self.record.body_read_at = monotonic()
-            async with ClientWatch(receive) as self._watch:
+            async with ClientWatch(receive, self._client) as self._watch:
                 await self._serve(endpoint, body)
         except ClientGone:
             self.record.outcome = Outcome.CLIENT_GONE
         except errors.ApiError as error:
-            if error.status in (413, 503):
+            if error.status == 413:
                 self.record.outcome = Outcome.REFUSED
+                log.warning("request %s refused: %s", self._request_id.decode(), error.message)
             await self._answer_error(error)
+        except asyncio.CancelledError:
+            await self._stopped()
         finally:
             self._deps.metrics.request_ended(self.record, monotonic())
+
+    async def _stopped(self) -> None:
+        """The server ends and waits no longer: say so, and leave the answer visibly broken."""
+        error = errors.stopping()
+        if self._started:
+            self.record.outcome = Outcome.UPSTREAM_TRUNCATED
+            if self._streaming:
+                await self._send_body(_event(error))
+        else:
+            self.record.outcome = Outcome.REFUSED
+            await self._answer_error(error)
 
     async def _serve(self, endpoint: str, body: bytes) -> None:
         call = wire.parse_call(body)
@@ -80,13 +100,11 @@ class _Relayed:
     ) -> None:
         """Try workers until one has the request: one that cannot be reached never had it."""
         tried: set[WorkerId] = set()
-        failure: UpstreamError | None = None
         while True:
             try:
                 reservation = self._deps.router.admit(request, monotonic(), tried)
             except NoWorker as error:
-                if failure is not None:
-                    raise errors.upstream_failed(failure) from failure
+                self.record.outcome = Outcome.REFUSED
                 raise errors.no_worker(error, _RETRY_SECONDS) from error
             self.record.placed(reservation, monotonic())
             try:
@@ -97,7 +115,6 @@ class _Relayed:
                 if error.processed:
                     raise errors.upstream_failed(error) from error
                 tried.add(reservation.worker_id)
-                failure = error
                 if isinstance(error, ConnectFailed):
                     self._deps.unreachable(reservation.worker_id, str(error))
 
@@ -112,7 +129,7 @@ class _Relayed:
             head = wire.request_head(target, pool.authority, pool.prefix, len(body))
             await exchange.open(head, body)
             self.record.computed = exchange.status < 400
-            if wire.is_event_stream(exchange.headers):
+            if wire.is_event_stream(exchange.headers) and not wire.is_encoded(exchange.headers):
                 await self._stream(exchange, reservation, EventStream(withhold))
             else:
                 await self._answer(exchange, reservation)
@@ -131,7 +148,7 @@ class _Relayed:
         self.record.first_byte_at = monotonic()
         await self._send_head(exchange, reservation)
         try:
-            while data:
+            while data and not exchange.complete:
                 answer.feed(data)
                 await self._send_body(data)
                 data = await exchange.read()
@@ -139,21 +156,27 @@ class _Relayed:
             # The announced length or the last chunk stays missing: the client sees a broken body.
             self.record.outcome = Outcome.UPSTREAM_TRUNCATED
             return
+        answer.feed(data)
         self._ended(answer, exchange.status)
-        await self._send_last(b"")
+        await self._send_last(data)
 
     async def _stream(
         self, exchange: Exchange, reservation: Reservation, answer: EventStream
     ) -> None:
         await self._send_head(exchange, reservation)
+        self._streaming = True
         try:
             data = await exchange.read()
             self._deps.router.prefilled(reservation, monotonic())
             self.record.first_byte_at = monotonic()
-            while data:
-                if passed := answer.feed(data):
-                    await self._send_body(passed)
-                data = await exchange.read()
+            if passed := answer.feed(data):
+                await self._send_body(passed)
+            if self._client is not None and self._client.takes_chunks(self._scope):
+                await self._forward(exchange, answer, self._client)
+            else:
+                while data := await exchange.read():
+                    if passed := answer.feed(data):
+                        await self._send_body(passed)
         except UpstreamError as error:
             self.record.outcome = _outcome(error, streaming=True)
             await self._send_body(_in_band(error))
@@ -163,6 +186,23 @@ class _Relayed:
             await self._send_last(answer.finish())
         else:
             await self._send_body(answer.finish() + _in_band(UpstreamError("it ended early")))
+
+    async def _forward(
+        self, exchange: Exchange, answer: EventStream, client: ClientProtocol
+    ) -> None:
+        """The rest of a stream, each piece written to the client as it comes from the worker."""
+
+        def forward(data: bytes) -> None:
+            if passed := answer.feed(data):
+                client.write_chunk(passed)
+
+        client.paused, client.resumed = exchange.pause, exchange.resume
+        if client.blocked:
+            exchange.pause()
+        try:
+            await exchange.divert(forward)
+        finally:
+            client.paused = client.resumed = None
 
     def _ended(self, answer: EventStream | PlainAnswer, status: int) -> None:
         """The worker's bytes are complete as HTTP; whether they are as an answer is seen here."""
@@ -196,6 +236,7 @@ class _Relayed:
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        self._started = True
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def _send_body(self, data: bytes) -> None:
@@ -217,4 +258,8 @@ def _in_band(error: UpstreamError) -> bytes:
 
     The empty line first ends an event of which only a part had come.
     """
-    return b"\n\ndata: " + errors.upstream_failed(error).body + b"\n\n"
+    return _event(errors.upstream_failed(error))
+
+
+def _event(error: errors.ApiError) -> bytes:
+    return b"\n\ndata: " + error.body + b"\n\n"

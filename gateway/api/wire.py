@@ -28,6 +28,7 @@ _OURS_TO_CLIENT = HOP_BY_HOP | {
 
 Headers = Iterable[tuple[bytes, bytes]]
 
+_USAGE_OBJECT = re.compile(rb"\s*\{(?:[^{}]+|\{[^{}]*\})*\}")
 _SANE_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 
 
@@ -97,23 +98,17 @@ def find_usage(tail: bytes) -> Usage | None:
 
 
 def _value_at(data: bytes, start: int) -> object:
-    """The JSON object that starts at ``start``, found by its closing brace; None if there is none.
+    """The JSON object that starts at ``start``; None if there is none.
 
-    A usage object holds numbers and objects only, so counting braces is enough.
+    A usage object holds numbers and objects of numbers, so its braces tell where it ends.
     """
-    while data[start : start + 1] in (b" ", b"\n"):
-        start += 1
-    if data[start : start + 1] != b"{":
+    found = _USAGE_OBJECT.match(data, start, start + 4096)
+    if found is None:
         return None
-    depth = 0
-    for at in range(start, min(len(data), start + 4096)):
-        depth += (data[at] == 0x7B) - (data[at] == 0x7D)
-        if not depth:
-            try:
-                return orjson.loads(data[start : at + 1])
-            except orjson.JSONDecodeError:
-                return None
-    return None
+    try:
+        return orjson.loads(found[0])
+    except orjson.JSONDecodeError:
+        return None
 
 
 def request_id(headers: Headers, fresh: bytes) -> bytes:
@@ -164,6 +159,11 @@ def to_client(headers: Headers, ours: Headers) -> list[tuple[bytes, bytes]]:
 
 def is_event_stream(headers: Headers) -> bool:
     return any(n == b"content-type" and v.startswith(b"text/event-stream") for n, v in headers)
+
+
+def is_encoded(headers: Headers) -> bool:
+    """Whether the bytes of the body are not those of the answer; they pass raw then."""
+    return any(n == b"content-encoding" and v.lower() != b"identity" for n, v in headers)
 
 
 def _named_by_connection(headers: Headers) -> set[bytes]:

@@ -45,8 +45,18 @@ CPU_SPEED = Speed(Coefficients(0.05, 1e-3, 1e-8), 1e-2)
 """A model of 0.1B parameters on one core."""
 
 
+_LEAST = Coefficients(1e-4, 1e-6, 0.0)
+"""No engine is faster: a fit that ran to nothing would draw all traffic to its worker."""
+
+_SAME_STEP_SHARE = 0.1
+
+
 class PrefillFit:
-    """Recursive least squares of the prefill seconds of one worker, coefficients never negative.
+    """Recursive least squares of prefill seconds.
+
+    Engines compute several prompts in one step, whose first tokens then come together. Prompts
+    that end within a tenth of the first one's time behind it are therefore one observation: the
+    sum of their terms took the time from the beginning of the first to the end of the last.
 
     Starts from default coefficients and is pulled from them by observations. Terms are scaled to
     thousands of tokens so that the three are of like size.
@@ -59,23 +69,39 @@ class PrefillFit:
         prior = (start.a, start.b * 1e3, start.e * 1e6)
         self._squares = [[_PRIOR_WEIGHT if i == j else 0.0 for j in range(3)] for i in range(3)]
         self._products = [_PRIOR_WEIGHT * value for value in prior]
+        self._step = (0.0, 0.0, 0.0)
+        self._step_began = self._step_ended = 0.0
 
     def seconds(self, uncached_tokens: int, cached_tokens: int) -> float:
         return self.coefficients.seconds(uncached_tokens, cached_tokens)
 
-    def observe(self, uncached_tokens: int, cached_tokens: int, seconds: float) -> None:
-        error = abs(seconds - self.seconds(uncached_tokens, cached_tokens))
+    def observe(self, uncached_tokens: int, cached_tokens: int, began: float, ended: float) -> None:
+        """One prompt was computed from ``began`` to ``ended``, at the earliest and latest."""
+        error = abs(ended - began - self.seconds(uncached_tokens, cached_tokens))
         self.residual_seconds += (error - self.residual_seconds) * _SMOOTHING
         self.observations += 1
         n, c = uncached_tokens / 1e3, cached_tokens / 1e3
         terms = (1.0, n, n * (c + n / 2))
+        took = self._step_ended - self._step_began
+        if any(self._step) and 0 <= ended - self._step_ended <= took * _SAME_STEP_SHARE:
+            first, second, third = self._step
+            self._step = (first + terms[0], second + terms[1], third + terms[2])
+            self._step_ended = ended
+            return
+        self._learn(self._step, took)
+        self._step, self._step_began, self._step_ended = terms, began, ended
+
+    def _learn(self, terms: tuple[float, float, float], seconds: float) -> None:
+        if not any(terms):
+            return
         for i, j in product(range(3), repeat=2):
             self._squares[i][j] = _FORGET * self._squares[i][j] + terms[i] * terms[j]
-        self._products = [
-            _FORGET * p + t * seconds for p, t in zip(self._products, terms, strict=True)
-        ]
+        pairs = zip(self._products, terms, strict=True)
+        self._products = [_FORGET * p + t * seconds for p, t in pairs]
         a, b, e = self._solve()
-        self.coefficients = Coefficients(a, b / 1e3, e / 1e6)
+        self.coefficients = Coefficients(
+            max(a, _LEAST.a), max(b / 1e3, _LEAST.b), max(e / 1e6, _LEAST.e)
+        )
 
     def _solve(self) -> list[float]:
         """Least squares over the terms that are not negative, the last dropped first."""
@@ -105,6 +131,19 @@ def _solve(matrix: list[list[float]], right: list[float]) -> list[float]:
         known = sum(rows[i][j] * result[j] for j in range(i + 1, size))
         result[i] = (rows[i][size] - known) / rows[i][i]
     return result
+
+
+@dataclass(frozen=True, slots=True)
+class Estimates:
+    """What is known of the speed of like engines, from all of their answers together.
+
+    Workers that serve the same models share one. Fits of their own would run apart by themselves:
+    a step takes long whether it has few prompts or many, so the worker that got more of them would
+    look the faster one, and get more still.
+    """
+
+    prefill: PrefillFit
+    decode: DecodeEstimate
 
 
 class DecodeEstimate:

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from gateway.core.blocks import EMPTY_CHAIN, Prompt
-from gateway.core.cost import GPU_SPEED, Speed
+from gateway.core.cost import GPU_SPEED, DecodeEstimate, Estimates, PrefillFit, Speed
 from gateway.core.placement import Candidate, Fleet, Policy
 from gateway.core.prefix_index import PrefixIndex
 from gateway.core.worker import Engine, Phase, Reservation, Worker, WorkerId
@@ -70,11 +70,12 @@ class Router:
     def __init__(self, options: Options) -> None:
         self._options = options
         self._admitted = 0
+        self._by_models: dict[frozenset[str], Estimates] = {}
         self.index = PrefixIndex(options.max_index_blocks)
         self.workers: dict[WorkerId, Worker] = {}
 
     def add_worker(self, worker_id: WorkerId) -> Worker:
-        worker = Worker(worker_id, self._options.speed)
+        worker = Worker(worker_id, self._estimates(frozenset()))
         self.workers[worker_id] = worker
         self.index.add(worker_id)
         return worker
@@ -86,6 +87,11 @@ class Router:
 
     def set_engine(self, worker_id: WorkerId, engine: Engine) -> None:
         self.workers[worker_id].engine = engine
+
+    def set_models(self, worker_id: WorkerId, models: frozenset[str]) -> None:
+        worker = self.workers[worker_id]
+        worker.models = models
+        worker.estimates = self._estimates(models)
 
     def new_generation(self, worker_id: WorkerId, generation: int) -> None:
         """The worker's cache is empty: its process was started anew. In-flight requests stay
@@ -124,14 +130,22 @@ class Router:
         usage = result.usage
         if usage is None or usage.completion_tokens <= 0:
             return
-        worker.decode.observe(usage.completion_tokens)
+        worker.estimates.decode.observe(usage.completion_tokens)
         if reservation.stream and decoding_since is not None and now > decoding_since:
             busy = (now - decoding_since) / sharing
-            worker.decode.observe_rate(busy, usage.completion_tokens)
+            worker.estimates.decode.observe_rate(busy, usage.completion_tokens)
         if current:
             # The engine never computes the state of the last token that it produced.
             end = usage.prompt_tokens + usage.completion_tokens - 1
             self.index.credit(worker.id, reservation.chain.hashes, end)
+
+    def _estimates(self, models: frozenset[str]) -> Estimates:
+        found = self._by_models.get(models)
+        if found is None:
+            speed = self._options.speed
+            decode = DecodeEstimate(speed.decode_seconds_per_token)
+            found = self._by_models[models] = Estimates(PrefillFit(speed.prefill), decode)
+        return found
 
     def _eligible(self, model: str | None, excluded: Collection[WorkerId]) -> list[Worker]:
         """Available workers that serve the model; if none says so, all: the worker judges."""
@@ -152,8 +166,8 @@ class Router:
             worker=worker,
             cached_tokens=cached,
             uncached_tokens=prompt_tokens - cached,
-            prefill_seconds=worker.fit.seconds(prompt_tokens - cached, cached),
-            whole_prefill_seconds=worker.fit.seconds(prompt_tokens, 0),
+            prefill_seconds=worker.estimates.prefill.seconds(prompt_tokens - cached, cached),
+            whole_prefill_seconds=worker.estimates.prefill.seconds(prompt_tokens, 0),
             pending_seconds=worker.pending_seconds(now),
             recent_seconds=worker.recent_seconds(now),
         )
@@ -169,7 +183,7 @@ class Router:
             cached_tokens=chosen.cached_tokens,
             uncached_tokens=chosen.uncached_tokens,
             prefill_seconds=chosen.prefill_seconds,
-            decode_seconds=worker.decode.seconds(request.max_tokens),
+            decode_seconds=worker.estimates.decode.seconds(request.max_tokens),
             stream=request.stream,
             admitted_at=now,
         )

@@ -9,7 +9,7 @@ from math import exp
 from typing import NewType
 
 from gateway.core.blocks import Chain
-from gateway.core.cost import DecodeEstimate, PrefillFit, Speed
+from gateway.core.cost import Estimates
 
 WorkerId = NewType("WorkerId", str)
 
@@ -61,7 +61,7 @@ class Worker:
     """State of one worker. Sums are kept beside the reservations that they are the sum of."""
 
     id: WorkerId
-    speed: Speed
+    estimates: Estimates
     engine: Engine = field(default_factory=Engine)
     models: frozenset[str] = frozenset()
     generation: int = 0
@@ -70,17 +70,11 @@ class Worker:
     reason: str = "not started"
     in_flight: int = 0
     decode_seconds: float = 0.0
-    fit: PrefillFit = field(init=False)
-    decode: DecodeEstimate = field(init=False)
     _waiting: OrderedDict[int, Reservation] = field(default_factory=OrderedDict)
     _waiting_seconds: float = 0.0
     _last_prefill_end: float = 0.0
     _recent: float = 0.0
     _recent_at: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.fit = PrefillFit(self.speed.prefill)
-        self.decode = DecodeEstimate(self.speed.decode_seconds_per_token)
 
     @property
     def available(self) -> bool:
@@ -145,7 +139,9 @@ class Worker:
         """A prefill begins at admission, or when the one before it ends if that is later."""
         began = max(reservation.admitted_at, self._last_prefill_end)
         if reservation.generation == self.generation and now > began:
-            self.fit.observe(reservation.uncached_tokens, reservation.cached_tokens, now - began)
+            self.estimates.prefill.observe(
+                reservation.uncached_tokens, reservation.cached_tokens, began, now
+            )
 
     def _finish_prefill(self, reservation: Reservation, now: float) -> None:
         del self._waiting[id(reservation)]

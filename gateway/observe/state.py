@@ -89,12 +89,16 @@ class StateCollector(Collector):
         yield _gauge(
             "prefill_residual_seconds",
             "Mean absolute error of the prefill estimate",
-            {w.id: w.fit.residual_seconds for w in workers if w.fit.observations},
+            {
+                w.id: w.estimates.prefill.residual_seconds
+                for w in workers
+                if w.estimates.prefill.observations
+            },
         )
         yield _gauge(
             "prefill_seconds_per_token",
             "Fitted seconds of prefill per uncached token",
-            {w.id: w.fit.coefficients.b for w in workers},
+            {w.id: w.estimates.prefill.coefficients.b for w in workers},
         )
 
     def _caches(self, workers: Iterable[Worker]) -> Iterator[Metric]:

@@ -1,8 +1,9 @@
-"""One request to a worker and its answer, awaited: the sink that the relay reads from."""
+"""One request to a worker and its answer: the sink of the connection, awaited by the relay."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from gateway.upstream.errors import HeadTimeout, IdleTimeout, StaleConnection, UpstreamError
 from gateway.upstream.pool import Pool
@@ -15,13 +16,20 @@ HIGH_WATER_BYTES = 256 * 1024
 class Exchange:
     """Head, then body, of one answer; ``close`` must be called exactly once, whatever happened.
 
-    Limits: ``head_seconds`` from the request to the head, ``idle_seconds`` between body bytes;
-    there is no limit on the whole.
+    The body is read either piece by piece (``read``) or handed on as it comes (``divert``).
+    Limits: ``head_seconds`` from the request to the head, ``idle_seconds`` between body bytes while
+    the reader takes them; there is no limit on the whole.
     """
+
+    __slots__ = (
+        "_chunks", "_connection", "_ended", "_error", "_forward", "_head_seconds", "_idle_seconds",
+        "_last_at", "_loop", "_paused", "_pool", "_unread_bytes", "_waiter", "headers", "status",
+    )  # fmt: skip
 
     def __init__(self, pool: Pool, head_seconds: float, idle_seconds: float) -> None:
         self.status = 0
         self.headers: Headers = []
+        self._loop = asyncio.get_running_loop()
         self._pool = pool
         self._head_seconds = head_seconds
         self._idle_seconds = idle_seconds
@@ -31,7 +39,14 @@ class Exchange:
         self._paused = False
         self._ended = False
         self._error: UpstreamError | None = None
-        self._waiter: asyncio.Future[None] | None = None
+        self._waiter: asyncio.Future[bool] | None = None
+        self._forward: Callable[[bytes], None] | None = None
+        self._last_at = 0.0
+
+    @property
+    def complete(self) -> bool:
+        """Whether all of the answer has been read, and came to its proper end."""
+        return self._ended and not self._chunks and self._error is None
 
     async def open(self, head: bytes, body: bytes) -> None:
         """Send the request and wait for the head; raises UpstreamError.
@@ -54,19 +69,45 @@ class Exchange:
 
         What arrived before a failure is handed out first.
         """
-        if not self._chunks and not self._ended:
-            await self._wait(self._idle_seconds, IdleTimeout)
+        while not self._chunks:
+            if self._error is not None:
+                raise self._error
+            if self._ended:
+                return b""
+            if not await self._woken(self._idle_seconds):
+                raise self._idle()
+        return self._take()
+
+    async def divert(self, forward: Callable[[bytes], None]) -> None:
+        """Give each further piece of the body to ``forward`` as it comes, until the body's end.
+
+        ``forward`` is called on the event loop and must not block. Raises UpstreamError.
+        """
         if self._chunks:
-            data = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
-            self._chunks.clear()
-            self._unread_bytes = 0
-            if self._paused and self._connection is not None:
-                self._paused = False
-                self._connection.resume()
-            return data
+            forward(self._take())
+        self._forward = forward
+        self._last_at = self._loop.time()
+        left = self._idle_seconds
+        while not self._ended and not await self._woken(left):
+            left = self._last_at + self._idle_seconds - self._loop.time()
+            if self._paused:
+                left = self._idle_seconds
+            elif left <= 0:
+                raise self._idle()
         if self._error is not None:
             raise self._error
-        return b""
+
+    def pause(self) -> None:
+        """Take no more from the worker: who reads is slower."""
+        if not self._paused and self._connection is not None:
+            self._paused = True
+            self._connection.pause()
+
+    def resume(self) -> None:
+        if self._paused and self._connection is not None:
+            self._paused = False
+            self._last_at = self._loop.time()
+            self._connection.resume()
 
     def close(self) -> None:
         """Give the connection back; an unfinished answer closes it, which stops the worker."""
@@ -83,11 +124,14 @@ class Exchange:
         self._wake()
 
     def body(self, data: bytes) -> None:
+        if self._forward is not None:
+            self._last_at = self._loop.time()
+            self._forward(data)
+            return
         self._chunks.append(data)
         self._unread_bytes += len(data)
-        if self._unread_bytes > HIGH_WATER_BYTES and not self._paused and self._connection:
-            self._paused = True
-            self._connection.pause()
+        if self._unread_bytes > HIGH_WATER_BYTES:
+            self.pause()
         self._wake()
 
     def end(self, error: UpstreamError | None) -> None:
@@ -102,31 +146,42 @@ class Exchange:
         while not self.status:
             if self._error is not None:
                 raise self._error
-            await self._wait(self._head_seconds, HeadTimeout)
+            if not await self._woken(self._head_seconds):
+                raise HeadTimeout(f"no answer within {self._head_seconds:g} s")
 
-    async def _wait(self, seconds: float, error: type[UpstreamError]) -> None:
-        loop = asyncio.get_running_loop()
-        waiter = self._waiter = loop.create_future()
-        timer = loop.call_later(seconds, _expire, waiter, error(f"nothing for {seconds:g} s"))
+    def _take(self) -> bytes:
+        data = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
+        self._chunks.clear()
+        self._unread_bytes = 0
+        self.resume()
+        return data
+
+    def _idle(self) -> IdleTimeout:
+        return IdleTimeout(f"nothing more for {self._idle_seconds:g} s")
+
+    async def _woken(self, seconds: float) -> bool:
+        """Wait for an event of the connection; False if there is none in time."""
+        waiter = self._waiter = self._loop.create_future()
+        timer = self._loop.call_later(seconds, _expire, waiter)
         try:
-            await waiter
+            woken: bool = await waiter
+            return woken
         finally:
             timer.cancel()
             self._waiter = None
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+            self._waiter.set_result(True)
 
     def _release(self) -> None:
-        connection, self._connection = self._connection, None
+        connection = self._connection
         if connection is not None:
-            if self._paused and not connection.closed:
-                connection.resume()
-                self._paused = False
+            self.resume()
+            self._connection = None
             self._pool.release(connection)
 
 
-def _expire(waiter: asyncio.Future[None], error: UpstreamError) -> None:
+def _expire(waiter: asyncio.Future[bool]) -> None:
     if not waiter.done():
-        waiter.set_exception(error)
+        waiter.set_result(False)

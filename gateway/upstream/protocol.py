@@ -40,6 +40,7 @@ class Connection(asyncio.Protocol):
         self.reusable = False
         self.idle_since = 0.0
         self._sink: Sink | None = None
+        self._pieces: list[bytes] = []
         self._exchanges = 0
         self._head_request = False
 
@@ -57,12 +58,14 @@ class Connection(asyncio.Protocol):
             self._head_bytes += len(data)
         try:
             self._parser.feed_data(data)
+            if self._pieces:
+                self._flush()
         except httptools.HttpParserUpgrade:
             self._fail(BadAnswer("the worker switched protocols"))
         except httptools.HttpParserError as error:
             self._fail(BadAnswer(f"the worker's answer is not HTTP: {error}"))
         if self._head_bytes > MAX_HEAD_BYTES and not self._head_done and self._sink is not None:
-            self._fail(BadAnswer(f"the worker's head exceeds {MAX_HEAD_BYTES} bytes"))
+            self._fail(_too_long())
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed = True
@@ -113,8 +116,10 @@ class Connection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         self._headers = []
+        self._field_bytes = 0
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        self._field_bytes += len(name) + len(value)
         self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
@@ -122,6 +127,9 @@ class Connection(asyncio.Protocol):
         if status < 200 or self._sink is None:
             return
         self._head_done = True
+        if self._field_bytes > MAX_HEAD_BYTES:
+            self._fail(_too_long())
+            return
         framed = any(_frames(name, value) for name, value in self._headers)
         bodiless = status in (204, 304) or self._head_request
         self._until_eof = not framed and not bodiless
@@ -132,8 +140,8 @@ class Connection(asyncio.Protocol):
             self.close()
 
     def on_body(self, data: bytes) -> None:
-        if self._sink is not None:
-            self._sink.body(data)
+        # Pieces of one read go to the sink together: a write for each would cost a system call.
+        self._pieces.append(data)
 
     def on_message_complete(self) -> None:
         if not self._head_done:
@@ -145,12 +153,23 @@ class Connection(asyncio.Protocol):
         self._finish(error)
         self.close()
 
+    def _flush(self) -> None:
+        pieces, self._pieces = self._pieces, []
+        if self._sink is not None:
+            self._sink.body(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+
     def _finish(self, error: UpstreamError | None) -> None:
+        if self._pieces:
+            self._flush()
         sink, self._sink = self._sink, None
         if error is not None:
             self.reusable = False
         if sink is not None:
             sink.end(error)
+
+
+def _too_long() -> BadAnswer:
+    return BadAnswer(f"the worker's head exceeds {MAX_HEAD_BYTES} bytes")
 
 
 def _frames(name: bytes, value: bytes) -> bool:

@@ -157,8 +157,8 @@ class Fleet:
                 watched.starts += 1
                 self._router.new_generation(watched.id, watched.starts)
         watched.process_start = scrape.process_start if scrape is not None else None
-        worker = self._router.workers[watched.id]
-        worker.models = frozenset(str(model.get("id")) for model in models)
+        names = frozenset(str(model.get("id")) for model in models)
+        self._router.set_models(watched.id, names)
         block_size = (scrape and scrape.block_size) or Engine().block_size
         blocks = scrape.num_blocks if scrape is not None else None
         engine = Engine(block_size, blocks, limits.max_num_seqs, limits.max_num_batched_tokens)
