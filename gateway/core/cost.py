@@ -8,7 +8,7 @@ from itertools import product
 _FORGET = 0.98
 """Weight of the past at each observation: a mean over about the last 50."""
 
-_PRIOR_WEIGHT = 0.5
+_PRIOR_WEIGHT = 0.05
 """Pull of the starting coefficients, in observations of one second of each term."""
 
 _SMOOTHING = 0.05
@@ -66,9 +66,9 @@ class PrefillFit:
         self.coefficients = start
         self.residual_seconds = 0.0
         self.observations = 0
-        prior = (start.a, start.b * 1e3, start.e * 1e6)
-        self._squares = [[_PRIOR_WEIGHT if i == j else 0.0 for j in range(3)] for i in range(3)]
-        self._products = [_PRIOR_WEIGHT * value for value in prior]
+        self._prior = (start.a, start.b * 1e3, start.e * 1e6)
+        self._squares = [[0.0] * 3 for _ in range(3)]
+        self._products = [0.0] * 3
         self._step = (0.0, 0.0, 0.0)
         self._step_began = self._step_ended = 0.0
 
@@ -105,12 +105,16 @@ class PrefillFit:
 
     def _solve(self) -> list[float]:
         """Least squares over the terms that are not negative, the last dropped first."""
+        # The prior is added here, and so never forgotten: prompts of one size for hours leave the
+        # squares singular.
+        weight = _PRIOR_WEIGHT
+        right = [p + weight * v for p, v in zip(self._products, self._prior, strict=True)]
         active = [0, 1, 2]
         while True:
-            found = _solve(
-                [[self._squares[i][j] for j in active] for i in active],
-                [self._products[i] for i in active],
-            )
+            matrix = [
+                [self._squares[i][j] + (weight if i == j else 0.0) for j in active] for i in active
+            ]
+            found = _solve(matrix, [right[i] for i in active])
             negative = [i for i, value in zip(active, found, strict=True) if value < 0]
             if not negative:
                 values = dict(zip(active, found, strict=True))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import orjson
 
 from gateway.core.blocks import Prompt, token_bytes
+from gateway.prompt.batches import Batches
 from gateway.prompt.chat_template import TemplateFailed
 from gateway.prompt.tokenizer import ModelTokenizer
 
@@ -37,7 +36,7 @@ class Prompts:
 
     def __init__(self) -> None:
         self._exact: dict[str, ModelTokenizer] = {}
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
+        self._batches = Batches()
 
     def use_exact(self, model: str, tokenizer: ModelTokenizer) -> None:
         self._exact[model] = tokenizer
@@ -46,7 +45,7 @@ class Prompts:
         self._exact.pop(model, None)
 
     def close(self) -> None:
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._batches.close()
 
     async def read(self, endpoint: str, fields: dict[str, Any]) -> tuple[Prompt | None, str | None]:
         """The prompt, or what can be hashed of it, and why it is not exact (None if it is).
@@ -80,15 +79,10 @@ class Prompts:
     async def _encode(self, tokenizer: ModelTokenizer, text: str, special: bool) -> bytes:
         try:
             if len(text) <= _INLINE_CHARS:
-                return _encode(tokenizer, text, special)
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._thread, _encode, tokenizer, text, special)
+                return token_bytes(tokenizer.encode(text, special))
+            return await self._batches.encode(tokenizer, text, special)
         except UnicodeError:  # a lone surrogate
             raise NotExact("not_text") from None
-
-
-def _encode(tokenizer: ModelTokenizer, text: str, special: bool) -> bytes:
-    return token_bytes(tokenizer.encode(text, special))
 
 
 def _token_ids(prompt: object) -> bytes | None:

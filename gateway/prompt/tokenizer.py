@@ -26,6 +26,11 @@ class ModelTokenizer:
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
 
+    def encode_all(self, texts: list[str], add_special_tokens: bool) -> list[list[int]]:
+        """The same for several texts, spread over cores."""
+        found = self.tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+        return [encoding.ids for encoding in found]
+
     def render(self, messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:
         """Raises TemplateFailed."""
         if self.template is None:

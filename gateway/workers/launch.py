@@ -16,7 +16,7 @@ GC_PLUGIN = "gateway_gc_pauses"
 # Sequences and tokens that one engine step may hold, by kind of device.
 CPU_MAX_NUM_SEQS = 32
 CPU_MAX_NUM_BATCHED_TOKENS = 2048
-CUDA_MAX_NUM_SEQS = 256
+CUDA_MAX_NUM_SEQS = 1024
 CUDA_MAX_NUM_BATCHED_TOKENS = 8192
 CPU_KV_CACHE_GIB = 1
 
