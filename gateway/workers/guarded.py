@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,6 +19,11 @@ LOG_LIMIT_BYTES = 16 * 1024 * 1024
 LAST_LINES = 20
 LAST_BYTES = 64 * 1024
 LOOK_AGAIN_SECONDS = 0.05
+# Of a traceback, with or without what vLLM's logger puts before each line. The frames would crowd
+# out the messages: vLLM reports one failure by up to three tracebacks, the cause in the first.
+TRACEBACK_FRAME = re.compile(
+    r'(\([^)]* pid=\d+\) )?([A-Z]+ [\d-]+ [\d:]+ \[[^]]*\] )?(  File "| {4})'
+)
 
 
 class StartFailed(Exception):
@@ -41,7 +47,7 @@ class WorkerLog:
         return descriptor
 
     def last_lines(self) -> tuple[str, ...]:
-        """The last lines written since the last `open`."""
+        """The last lines written since the last `open`, without the frames of tracebacks."""
         try:
             with self.path.open("rb") as file:
                 end_bytes = file.seek(0, os.SEEK_END)
@@ -49,12 +55,13 @@ class WorkerLog:
                 text = file.read().decode(errors="replace")
         except OSError:
             return ()
-        return tuple(text.splitlines()[-LAST_LINES:])
+        told = (line for line in text.splitlines() if line and not TRACEBACK_FRAME.match(line))
+        return tuple(told)[-LAST_LINES:]
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What to run, where, and how long its processes have between SIGTERM and SIGKILL."""
+    """What to run, where, and the grace of its processes when the gateway or the command dies."""
 
     argv: Sequence[str]
     environment: Mapping[str, str]

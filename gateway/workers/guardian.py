@@ -9,7 +9,7 @@ It needs Linux and the standard library only: up at once, and nothing installed 
   `stop 0` is SIGKILL now.
 - Standard output gets one line, `started PID`, and ends with the guardian, which alone holds it.
   Standard error is the worker's log.
-- When COMMAND exits by itself, the rest of its processes is ended in the same way, but sooner.
+- When COMMAND exits by itself, the rest of its processes is ended in the same way.
 - The exit status is COMMAND's, or 128 + N after signal N. It comes only when no process is left.
 
 vLLM's engine core and its workers survive a SIGKILL of the API server that started them, hence
@@ -28,9 +28,6 @@ from collections.abc import Iterable
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 KILL_AGAIN_SECONDS = 0.05
-# For what the command leaves behind. Nobody is served by it any more, and an engine core whose API
-# server is gone takes all the time that it is given.
-LEFT_BEHIND_SECONDS = 1.0
 # Python's resource tracker ends by itself once its clients are gone, and unlinks the shared memory
 # that they left behind, for vLLM 400 MB of /dev/shm. So it is killed last, if it takes longer.
 TRACKER_COMMAND = b"multiprocessing.resource_tracker"
@@ -94,7 +91,7 @@ class Guardian:
 
     def __init__(self, grace_seconds: float) -> None:
         self._grace_seconds = grace_seconds
-        self._command_pid = 0
+        self._command: subprocess.Popen[bytes] | None = None  # dropped, it would reap the command
         self._status: int | None = None  # the command's, once it has exited
         self._kill_at: float | None = None  # time.monotonic(); None: not ending
         self._gateway_alive = True
@@ -110,7 +107,7 @@ class Guardian:
 
     def start(self, command: list[str]) -> int:
         """Returns the command's pid. Raises OSError when it cannot be executed."""
-        process = subprocess.Popen(
+        self._command = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=sys.stderr.fileno(),
@@ -118,25 +115,25 @@ class Guardian:
             # Reaches the command alone, not what it starts, but even if the guardian is killed.
             preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL),
         )
-        self._command_pid = process.pid
-        return process.pid
+        return self._command.pid
 
     def run(self) -> int:
         """Returns the command's exit status once no process of the worker is left."""
-        while self._reap():
+        assert self._command is not None
+        while self._reap(self._command.pid):
             if self._status is not None:
-                self._end(min(LEFT_BEHIND_SECONDS, self._grace_seconds))
+                self._end(self._grace_seconds)
             wait_seconds = None
             if self._kill_at is not None:
                 left_seconds = self._kill_at - time.monotonic()
                 if left_seconds <= 0:
-                    self._kill(spare_trackers=left_seconds > -TRACKER_SECONDS)
+                    self.kill(spare_trackers=left_seconds > -TRACKER_SECONDS)
                 wait_seconds = left_seconds if left_seconds > 0 else KILL_AGAIN_SECONDS
             self._wait(wait_seconds)
         assert self._status is not None
         return self._status
 
-    def _reap(self) -> bool:
+    def _reap(self, command_pid: int) -> bool:
         """Collects what has exited; whether any process is left."""
         while True:
             try:
@@ -145,7 +142,7 @@ class Guardian:
                 return False
             if pid == 0:
                 return True
-            if pid == self._command_pid:
+            if pid == command_pid:
                 code = os.waitstatus_to_exitcode(status)
                 self._status = code if code >= 0 else 128 - code
 
@@ -171,9 +168,9 @@ class Guardian:
             self._kill_at = kill_at
             if grace_seconds > 0:
                 send_signal(descendants(os.getpid()), signal.SIGTERM)
-        self._kill_at = kill_at
+        self._kill_at = min(self._kill_at, kill_at)
 
-    def _kill(self, spare_trackers: bool) -> None:
+    def kill(self, spare_trackers: bool) -> None:
         pids = descendants(os.getpid())
         if spare_trackers:
             pids = [pid for pid in pids if not is_resource_tracker(pid)]
@@ -191,7 +188,10 @@ def main(arguments: list[str]) -> int:
         os.write(1, b"started %d\n" % pid)
     except BrokenPipeError:
         pass  # the gateway is gone, which the other pipe tells too
-    return guardian.run()
+    try:
+        return guardian.run()
+    finally:
+        guardian.kill(spare_trackers=False)  # finds nothing, unless the guardian itself has failed
 
 
 if __name__ == "__main__":

@@ -36,7 +36,10 @@ class SupervisorOptions:
 
     state_folder: Path
     start_seconds: float = 1800  # to become ready in; then the worker is ended and started again
-    grace_seconds: float = 10  # from SIGTERM to SIGKILL, also when the gateway dies
+    grace_seconds: float = 10  # from SIGTERM to SIGKILL
+    # The same where nobody is served: the worker is loading (when vLLM does not heed SIGTERM), or
+    # its API server is dead (when the rest takes whatever time it is given), or the gateway is.
+    unserved_grace_seconds: float = 2
     first_pause_seconds: float = 1  # before a restart; doubled for each further one
     longest_pause_seconds: float = 60
     settled_seconds: float = 60  # once ready for so long, earlier failures are forgotten
@@ -125,7 +128,7 @@ class Supervisor:
         self._tasks = [asyncio.create_task(self._keep(w)) for w in self._workers.values()]
 
     async def stop(self, grace_seconds: float) -> None:
-        """Ends all workers: SIGTERM, and SIGKILL after `grace_seconds`. Then nothing is left."""
+        """Ends all workers: SIGTERM, then SIGKILL after `grace_seconds` at most. None is left."""
         self._stop_workers(grace_seconds)
         try:
             await asyncio.gather(*self._tasks, return_exceptions=True)  # they have logged them
@@ -176,6 +179,8 @@ class Supervisor:
 
     def _end(self, worker: _Worker, reason: str, grace_seconds: float) -> None:
         worker.end_reason = reason
+        if worker.ready_since_seconds is None:
+            grace_seconds = min(grace_seconds, self._options.unserved_grace_seconds)
         if worker.process is not None:
             worker.process.stop(grace_seconds)
 
@@ -213,11 +218,11 @@ class Supervisor:
             gc_folder = self._fresh_gc_folder(worker)
             worker.process = GuardedProcess(self._command(worker, gc_folder), worker.log)
             pid = await worker.process.started()
+            self._limit_start(worker)
             url = f"http://{LOOPBACK}:{worker.port.number}"
             self._on_event(
                 WorkerStarted(worker.plan.worker_id, worker.generation, url, pid, gc_folder)
             )
-            self._limit_start(worker)
             this_start.set()
             returncode = await worker.process.wait()
         except (OSError, StartFailed) as error:
@@ -239,7 +244,7 @@ class Supervisor:
             worker.plan.argv(worker.port.number),
             {**worker.plan.environment, GC_FOLDER_VARIABLE: str(gc_folder)},
             self._empty_folder,
-            self._options.grace_seconds,
+            self._options.unserved_grace_seconds,
         )
 
     def _fresh_gc_folder(self, worker: _Worker) -> Path:
@@ -251,13 +256,12 @@ class Supervisor:
         return folder
 
     def _limit_start(self, worker: _Worker) -> None:
-        """Ends the worker if nobody calls `mark_ready` in time. The event may have led to it."""
-        if worker.ready_since_seconds is None:
-            seconds = self._options.start_seconds
-            reason = f"not ready within {seconds:g} s"
-            worker.start_limit = asyncio.get_running_loop().call_later(
-                seconds, self._end, worker, reason, self._options.grace_seconds
-            )
+        """Ends the worker if nobody calls `mark_ready` in time."""
+        seconds = self._options.start_seconds
+        reason = f"not ready within {seconds:g} s"
+        worker.start_limit = asyncio.get_running_loop().call_later(
+            seconds, self._end, worker, reason, self._options.grace_seconds
+        )
 
     def _next_pause_seconds(self, worker: _Worker) -> float:
         if worker.hurry.is_set():

@@ -23,7 +23,7 @@ async def own(state_folder: Path, trait: str) -> None:
             started.set()
 
     plan = LaunchPlan("0", "nothing", (sys.executable, FAKE_ENGINE, ""), os.environ, None, None)
-    options = SupervisorOptions(state_folder, grace_seconds=0.2)
+    options = SupervisorOptions(state_folder, unserved_grace_seconds=0.2)
     supervisor = Supervisor([plan], options, on_event)
     await supervisor.start()
     await started.wait()

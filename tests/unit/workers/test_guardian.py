@@ -154,7 +154,7 @@ def test_sigint_and_sighup_mean_nothing(start: Starter) -> None:
 
 @pytest.mark.parametrize("traits", ["", "leaving", "stubborn"])
 def test_when_the_command_is_killed_the_rest_is_ended(start: Starter, traits: str) -> None:
-    guarded = start.engine(traits)
+    guarded = start.engine(traits, grace_seconds=0.2)
     pids = engine_pids(guarded.folder)
     os.kill(pids["api"], signal.SIGKILL)
     assert guarded.status() == 128 + signal.SIGKILL
@@ -167,6 +167,12 @@ def test_the_command_s_status_is_given_on_when_nothing_is_left(start: Starter) -
     assert guarded.status() == 3
     assert living(pids) == []
     assert guarded.errors().splitlines() == [f"line {n} of {pids['api']}" for n in range(3)]
+
+
+def test_the_status_of_a_command_that_exits_at_once(start: Starter) -> None:
+    for status in range(10):
+        guarded = start.command("/bin/sh", "-c", f"exit {status}", grace_seconds=LONG_SECONDS)
+        assert guarded.status() == status
 
 
 def test_the_command_s_pid_is_reported(start: Starter) -> None:
@@ -188,6 +194,15 @@ def test_the_end_of_the_guardian_is_the_end_of_its_output(start: Starter) -> Non
     for part in ("core", "worker"):
         os.kill(pids[part], signal.SIGKILL)
     until_gone(pids)
+
+
+def test_a_guardian_that_fails_leaves_nothing(start: Starter) -> None:
+    guarded = start.engine("stubborn,leaving")
+    pids = engine_pids(guarded.folder)
+    guarded.order(b"no such order\n")
+    assert guarded.status() == 1
+    until_gone(pids)
+    assert "no such order" in guarded.errors()
 
 
 def test_a_command_that_cannot_be_executed(start: Starter) -> None:

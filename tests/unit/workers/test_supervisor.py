@@ -83,7 +83,11 @@ async def running(
     folder: Path, *plans: LaunchPlan, **options: Any
 ) -> AsyncIterator[tuple[Watched, Supervisor]]:
     """Started, and stopped at the end."""
-    quick = {"first_pause_seconds": 0.01, "longest_pause_seconds": 0.04, "grace_seconds": 5.0}
+    quick = {
+        "first_pause_seconds": 0.01,
+        "longest_pause_seconds": 0.04,
+        "unserved_grace_seconds": 5.0,
+    }
     watched = Watched(list(plans) or [plan()], SupervisorOptions(folder, **{**quick, **options}))
     await watched.supervisor.start()
     try:
@@ -374,6 +378,7 @@ def test_stop_kills_after_the_grace_and_leaves_nothing(
         descriptors = os.listdir("/proc/self/fd")
         async with running(tmp_path, stubborn, polite) as (watched, supervisor):
             pids = [engine_pids((await watched.started()).gc_folder) for _ in range(2)]
+            supervisor.mark_ready("0", 1)
             stopped_at = time.monotonic()
             await supervisor.stop(0.3)
             assert 0.3 <= time.monotonic() - stopped_at < 3
@@ -389,10 +394,23 @@ def test_stop_kills_after_the_grace_and_leaves_nothing(
     run(case)
 
 
+def test_a_worker_that_is_loading_gets_a_short_grace(tmp_path: Path) -> None:
+    async def case() -> None:
+        stubborn = plan(traits="stubborn")
+        async with running(tmp_path, stubborn, unserved_grace_seconds=0.1) as (watched, supervisor):
+            pids = engine_pids((await watched.started()).gc_folder)
+            async with asyncio.timeout(SOON_SECONDS):
+                await supervisor.stop(60)
+            assert living(pids) == []
+
+    asyncio.run(case())
+
+
 def test_kill_now_hurries_a_stop(tmp_path: Path) -> None:
     async def case() -> None:
         async with running(tmp_path, plan(traits="stubborn")) as (watched, supervisor):
             pids = engine_pids((await watched.started()).gc_folder)
+            supervisor.mark_ready("0", 1)
             stop = asyncio.create_task(supervisor.stop(60))
             await asyncio.sleep(0)
             supervisor.kill_now()
@@ -439,21 +457,6 @@ def test_a_state_folder_has_one_gateway(tmp_path: Path) -> None:
             await second.stop(0)
         async with running(tmp_path) as (watched, _):
             await watched.started()
-
-    asyncio.run(case())
-
-
-def test_a_log_grown_too_long_is_set_aside(tmp_path: Path) -> None:
-    async def case() -> None:
-        log = tmp_path / "logs" / "worker-0.log"
-        log.parent.mkdir()
-        with log.open("wb") as file:
-            file.truncate(16 * 1024 * 1024 + 1)
-        async with running(tmp_path, plan(traits="quick=1")) as (watched, _):
-            await watched.started()
-            assert len((await watched.exited()).last_log_lines) == 3
-        assert log.stat().st_size < 10_000
-        assert log.with_suffix(".log.1").stat().st_size > 16 * 1024 * 1024
 
     asyncio.run(case())
 
