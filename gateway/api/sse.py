@@ -7,8 +7,6 @@ of that event. All other bytes pass untouched, in order, as soon as they came, h
 
 from __future__ import annotations
 
-from collections import deque
-
 import orjson
 
 from gateway.api.wire import find_usage
@@ -20,6 +18,7 @@ _END = b"\n\n"
 _DONE = b"data: [DONE]"
 _ABORTED = b'"finish_reason":"abort"'
 _TAIL_BYTES = 4096
+_MOST_PIECES = 64
 _MAX_HELD_BYTES = 64 * 1024
 
 
@@ -32,25 +31,27 @@ class EventStream:
 
     def __init__(self, withhold: bool) -> None:
         self._withhold = withhold
-        self._tail: deque[bytes] = deque()
-        self._tail_bytes = 0
+        self._tail: list[bytes] = []
         self._held = b""
         self._inside = False
         self._newline = False
 
     def feed(self, data: bytes) -> bytes:
         """The bytes to pass on for the bytes that came; may be empty."""
-        self._remember(data)
+        self._tail.append(data)
+        if len(self._tail) >= _MOST_PIECES or len(data) >= _TAIL_BYTES:
+            self._tail = [b"".join(self._tail)[-_TAIL_BYTES:]]
         if not self._withhold:
             return data
         if (
-            not self._held
-            and not self._inside
-            and data.endswith(_END)
-            and not _any(_NO_CHOICES, data)
+            self._held
+            or self._inside
+            or _NO_CHOICES[0] in data
+            or _NO_CHOICES[1] in data
+            or not data.endswith(_END)
         ):
-            return data
-        return self._filter(self._held + data)
+            return self._filter(self._held + data)
+        return data
 
     def finish(self) -> bytes:
         """What is still held when the worker's bytes end."""
@@ -59,25 +60,23 @@ class EventStream:
 
     @property
     def usage(self) -> Usage | None:
-        return find_usage(b"".join(self._tail))
+        return find_usage(self._last())
 
     @property
     def ended(self) -> bool:
         """Whether the worker wrote the end of the stream."""
-        return _DONE in b"".join(self._tail)
+        return _DONE in self._last()
 
     @property
     def complete(self) -> bool:
         """Whether the answer is whole: vLLM stopped by SIGTERM also writes ``[DONE]``, but its
         finish reason is ``abort``."""
-        tail = b"".join(self._tail)
-        return _DONE in tail and _ABORTED not in tail
+        last = self._last()
+        return _DONE in last and _ABORTED not in last
 
-    def _remember(self, data: bytes) -> None:
-        self._tail.append(data)
-        self._tail_bytes += len(data)
-        while self._tail_bytes - len(self._tail[0]) >= _TAIL_BYTES:
-            self._tail_bytes -= len(self._tail.popleft())
+    def _last(self) -> bytes:
+        """The last bytes of the stream, the same ones however it was split."""
+        return b"".join(self._tail)[-_TAIL_BYTES:]
 
     def _filter(self, data: bytes) -> bytes:
         self._held = b""

@@ -7,6 +7,8 @@ absent, never 0. Labels are bounded: worker ids, outcomes, reasons and modes fro
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.exposition import generate_latest
 
@@ -17,11 +19,41 @@ _OVERHEAD = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0
 _ERROR_TOKENS = (-4096, -1024, -256, -64, -16, -1, 0, 16, 64, 256, 1024, 4096)
 
 
+@dataclass(frozen=True, slots=True)
+class _Ends:
+    """One worker's series, looked up once: finding one by its labels costs more than counting."""
+
+    requests: dict[Outcome, Counter]
+    first_byte: Histogram
+    duration: Histogram
+
+
+@dataclass(frozen=True, slots=True)
+class _Tokens:
+    prompt: Counter
+    predicted: Counter
+    delivered: Counter
+    without_usage: Counter
+    error: Histogram
+
+    def count(self, record: Record) -> None:
+        usage = record.usage
+        if usage is None or usage.cached_tokens is None:
+            self.without_usage.inc()
+            return
+        self.prompt.inc(usage.prompt_tokens)
+        self.predicted.inc(record.predicted_cached_tokens)
+        self.delivered.inc(usage.cached_tokens)
+        self.error.observe(record.predicted_cached_tokens - usage.cached_tokens)
+
+
 class Metrics:
     """Owns the registry; ``request_ended`` is called once per request."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
+        self._ends: dict[str, _Ends] = {}
+        self._tokens: dict[str, _Tokens] = {}
         worker = ("worker",)
         self._requests = Counter(
             "gateway_requests", "Requests ended", ("outcome", "worker"), registry=registry
@@ -86,34 +118,35 @@ class Metrics:
 
     def request_ended(self, record: Record, now: float) -> None:
         """Count one request: its outcome, its times, and what the engine told of its cache."""
-        worker = record.worker
-        self._requests.labels(record.outcome, worker).inc()
-        self._duration.labels(worker).observe(now - record.started_at)
+        ends = self._ends.get(record.worker) or self._ends_of(record.worker)
+        ends.requests[record.outcome].inc()
+        ends.duration.observe(now - record.started_at)
         if record.placed_at is not None and record.body_read_at is not None:
             self._overhead.observe(record.placed_at - record.body_read_at)
         if record.first_byte_at is not None:
-            self._first_byte.labels(worker).observe(record.first_byte_at - record.started_at)
+            ends.first_byte.observe(record.first_byte_at - record.started_at)
         if record.fallback is not None:
             self._fallback.labels(record.fallback).inc()
         if record.answered:
-            self._count_tokens(record)
-
-    def _count_tokens(self, record: Record) -> None:
-        usage, worker = record.usage, record.worker
-        if usage is None or usage.cached_tokens is None:
-            self._without_usage.labels(worker).inc()
-            return
-        self._prompt.labels(worker).inc(usage.prompt_tokens)
-        self._predicted.labels(worker).inc(record.predicted_cached_tokens)
-        self._delivered.labels(worker).inc(usage.cached_tokens)
-        self._error.labels(worker).observe(record.predicted_cached_tokens - usage.cached_tokens)
+            self._tokens[record.worker].count(record)
 
     def worker_added(self, worker: str) -> None:
         """Create a worker's series at 0, so that a first increase is seen as one."""
-        for outcome in Outcome:
-            self._requests.labels(outcome, worker)
-        for family in (self._prompt, self._predicted, self._delivered, self._without_usage):
-            family.labels(worker)
+        self._ends_of(worker)
+        self._tokens[worker] = _Tokens(
+            self._prompt.labels(worker),
+            self._predicted.labels(worker),
+            self._delivered.labels(worker),
+            self._without_usage.labels(worker),
+            self._error.labels(worker),
+        )
+
+    def _ends_of(self, worker: str) -> _Ends:
+        """The series of a worker; of none (``""``) for requests that were not placed."""
+        requests = {outcome: self._requests.labels(outcome, worker) for outcome in Outcome}
+        ends = _Ends(requests, self._first_byte.labels(worker), self._duration.labels(worker))
+        self._ends[worker] = ends
+        return ends
 
     def cache_ratio(self, worker: str) -> float | None:
         """Delivered cached over prompt tokens since start; None before the first answer."""

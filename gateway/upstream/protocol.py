@@ -58,13 +58,13 @@ class Connection(asyncio.Protocol):
             self._head_bytes += len(data)
         try:
             self._parser.feed_data(data)
-            if self._pieces:
-                self._flush()
         except httptools.HttpParserUpgrade:
             self._fail(BadAnswer("the worker switched protocols"))
         except httptools.HttpParserError as error:
             self._fail(BadAnswer(f"the worker's answer is not HTTP: {error}"))
-        if self._head_bytes > MAX_HEAD_BYTES and not self._head_done and self._sink is not None:
+        if self._pieces:
+            self._flush()
+        if not self._head_done and self._head_bytes > MAX_HEAD_BYTES and self._sink is not None:
             self._fail(_too_long())
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -154,9 +154,11 @@ class Connection(asyncio.Protocol):
         self.close()
 
     def _flush(self) -> None:
-        pieces, self._pieces = self._pieces, []
+        pieces = self._pieces
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        pieces.clear()
         if self._sink is not None:
-            self._sink.body(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+            self._sink.body(data)
 
     def _finish(self, error: UpstreamError | None) -> None:
         if self._pieces:
