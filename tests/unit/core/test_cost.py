@@ -24,13 +24,39 @@ CACHED = st.integers(0, 200_000)
 DURATIONS = st.floats(1e-6, 600)
 
 
+class Engine:
+    """Computes one prompt after another, with pauses, and tells the fit."""
+
+    def __init__(self, fit: PrefillFit) -> None:
+        self.fit = fit
+        self.now = 0.0
+
+    def prompt(self, uncached_tokens: int, cached_tokens: int, seconds: float) -> None:
+        began, self.now = self.now, self.now + seconds
+        self.fit.observe(uncached_tokens, cached_tokens, began, self.now)
+        self.now += 100 * seconds
+
+    def step(self, prompts: list[tuple[int, int]], seconds: float) -> None:
+        """Prompts computed together: their first tokens come in one burst."""
+        began, self.now = self.now, self.now + seconds
+        for uncached_tokens, cached_tokens in prompts:
+            self.fit.observe(uncached_tokens, cached_tokens, began, self.now)
+            began, self.now = self.now, self.now + seconds / 1000
+        self.now += 100 * seconds
+
+
 def observed(fit: PrefillFit, truth: Coefficients, noise: float, times: int) -> PrefillFit:
     """`fit` after requests of many sizes on an engine of which `truth` holds."""
     chance = random.Random(7)
+    engine = Engine(fit)
     for _ in range(times):
-        n, c = int(10 ** chance.uniform(0.5, 4)), chance.choice((0, 0, 500, 4000, 20000))
-        fit.observe(n, c, truth.seconds(n, c) * chance.uniform(1 - noise, 1 + noise))
+        n, c = size(chance)
+        engine.prompt(n, c, truth.seconds(n, c) * chance.uniform(1 - noise, 1 + noise))
     return fit
+
+
+def size(chance: random.Random) -> tuple[int, int]:
+    return int(10 ** chance.uniform(0.5, 4)), chance.choice((0, 0, 500, 4000, 20000))
 
 
 def test_prefill_grows_with_tokens_and_with_what_they_attend_to() -> None:
@@ -46,7 +72,7 @@ def test_prefill_grows_with_tokens_and_with_what_they_attend_to() -> None:
         Coefficients(0.02, 4e-5, 2e-9),
         Coefficients(0.3, 2e-3, 5e-8),
         Coefficients(0.0, 1e-5, 0.0),
-        Coefficients(0.01, 0.0, 1e-9),
+        Coefficients(0.01, 5e-6, 1e-9),
     ],
     ids=str,
 )
@@ -69,16 +95,36 @@ def test_noise_moves_the_fit_little_and_shows_in_the_residual() -> None:
 
 def test_an_engine_that_becomes_slower_is_followed() -> None:
     before, after = Coefficients(0.01, 2e-5, 1e-9), Coefficients(0.03, 8e-5, 4e-9)
-    fit = observed(PrefillFit(GPU_SPEED.prefill), before, 0.0, 2000)
-    observed(fit, after, 0.0, 400)
+    fit = observed(observed(PrefillFit(GPU_SPEED.prefill), before, 0.0, 2000), after, 0.0, 400)
     assert fit.seconds(3000, 500) == pytest.approx(after.seconds(3000, 500), rel=0.05)
+
+
+def test_prompts_computed_in_one_step_are_one_observation() -> None:
+    truth = Coefficients(0.02, 4e-5, 2e-9)
+    fit = PrefillFit(GPU_SPEED.prefill)
+    engine = Engine(fit)
+    chance = random.Random(7)
+    for _ in range(1000):
+        prompts = [size(chance) for _ in range(chance.randint(1, 6))]
+        engine.step(prompts, sum(truth.seconds(n, c) for n, c in prompts))
+    for n, c in SIZES:
+        assert fit.seconds(n, c) == pytest.approx(truth.seconds(n, c), rel=0.05, abs=0.002)
+
+
+def test_no_engine_is_taken_to_need_no_time() -> None:
+    fit = PrefillFit(GPU_SPEED.prefill)
+    engine = Engine(fit)
+    for _ in range(500):
+        engine.prompt(1000, 0, 1e-9)
+    assert fit.seconds(1000, 0) > 1e-3
 
 
 @given(st.lists(st.tuples(TOKENS, CACHED, DURATIONS), max_size=60), st.sampled_from(SIZES))
 def test_no_observation_makes_a_coefficient_negative(seen, size) -> None:
     fit = PrefillFit(GPU_SPEED.prefill)
+    engine = Engine(fit)
     for n, c, seconds in seen:
-        fit.observe(n, c, seconds)
+        engine.prompt(n, c, seconds)
         found = fit.coefficients
         assert min(found.a, found.b, found.e) >= 0
         assert math.isfinite(fit.seconds(*size))
@@ -89,8 +135,9 @@ def test_no_observation_makes_a_coefficient_negative(seen, size) -> None:
 @pytest.mark.parametrize("cached", [0, 640])
 def test_one_size_of_prompt_for_hours_is_fitted(tokens: int, cached: int) -> None:
     fit = PrefillFit(GPU_SPEED.prefill)
+    engine = Engine(fit)
     for _ in range(3000):
-        fit.observe(tokens, cached, 0.03)
+        engine.prompt(tokens, cached, 0.03)
     assert fit.seconds(tokens, cached) == pytest.approx(0.03, rel=0.05)
 
 
@@ -98,8 +145,9 @@ def test_one_size_of_prompt_for_hours_is_fitted(tokens: int, cached: int) -> Non
 def test_one_size_of_prompt_for_hours_says_little_of_other_sizes(tokens: int) -> None:
     start = GPU_SPEED.prefill
     fit = PrefillFit(start)
+    engine = Engine(fit)
     for _ in range(1000):
-        fit.observe(tokens, 0, start.seconds(tokens, 0) * 2)
+        engine.prompt(tokens, 0, start.seconds(tokens, 0) * 2)
     for other in (10, 2000, 20_000):
         assert start.seconds(other, 0) / 4 < fit.seconds(other, 0) < start.seconds(other, 0) * 4
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.cost import GPU_SPEED
+from gateway.core.cost import GPU_SPEED, DecodeEstimate, Estimates, PrefillFit
 from gateway.core.placement import (
     POLICIES,
     Candidate,
@@ -15,6 +15,9 @@ from gateway.core.placement import (
 )
 from gateway.core.worker import Worker, WorkerId
 
+SPEEDS = Estimates(
+    PrefillFit(GPU_SPEED.prefill), DecodeEstimate(GPU_SPEED.decode_seconds_per_token)
+)
 IDLE = Fleet(waiting_mean=0.0, turn=0, social_weight=10.0)
 
 
@@ -26,7 +29,7 @@ def candidate(
     recent: float = 0.0,
     in_flight: int = 0,
 ) -> Candidate:
-    worker = Worker(WorkerId(name), GPU_SPEED)
+    worker = Worker(WorkerId(name), SPEEDS)
     worker.in_flight = in_flight
     return Candidate(worker, 0, 1000, prefill, whole, pending, recent)
 

@@ -164,8 +164,8 @@ def test_a_request_that_could_not_be_read_is_placed_by_load() -> None:
 def test_a_model_goes_where_it_is_served_and_else_to_whoever_judges() -> None:
     made = router(workers=3)
     for name in (A, B):
-        made.workers[name].models = frozenset(("m",))
-    made.workers[WorkerId("c")].models = frozenset(("other",))
+        made.set_models(name, frozenset(("m",)))
+    made.set_models(WorkerId("c"), frozenset(("other",)))
     for i in range(6):
         assert made.admit(ask(text(i), model="m"), 0.0).worker_id in (A, B)
     assert made.admit(ask(text(7), model="other"), 0.0).worker_id == "c"
@@ -226,7 +226,7 @@ def test_without_usage_nothing_is_learned_of_the_answer() -> None:
     made = router()
     serve(made, text(1, 338), 0.0, Result(None))
     assert made.admit(ask(text(1, 338) + text(2, 300)), 5.0).cached_tokens == 336
-    assert made.workers[A].decode.output_tokens == made.workers[B].decode.output_tokens == 128
+    assert made.workers[A].estimates.decode.output_tokens == made.workers[B].estimates.decode.output_tokens == 128
 
 
 def test_a_new_generation_has_nothing_cached() -> None:
@@ -272,7 +272,7 @@ def test_a_refusal_leaves_what_was_held_before() -> None:
 def test_a_prompt_is_charged_what_is_not_cached() -> None:
     made = router(workers=1)
     serve(made, text(1), 0.0)
-    fit = made.workers[A].fit
+    fit = made.workers[A].estimates.prefill
     held = made.admit(ask(text(1) + text(2, 100)), 5.0)
     assert (held.cached_tokens, held.uncached_tokens) == (896, 104)
     assert held.prefill_seconds == fit.seconds(104, 896)
@@ -291,13 +291,40 @@ def test_the_decode_rate_is_shared_time_of_streams() -> None:
     plain = made.admit(ask(text(3), stream=False), 0.0)
     for held in (first, second):
         made.prefilled(held, 1.0)
-    decode = made.workers[A].decode
+    decode = made.workers[A].estimates.decode
     before = decode.seconds_per_token
     made.settle(first, answered(900, 100), 11.0)  # 10 s by three for 100 tokens
     assert decode.seconds_per_token == pytest.approx(before + (10 / 3 / 100 - before) * 0.05)
     learned = decode.seconds_per_token
     made.settle(plain, answered(900, 100), 11.0)
     assert decode.seconds_per_token == learned
+
+
+def test_like_workers_share_what_is_known_of_their_speed() -> None:
+    made = router(workers=3)
+    for name in (A, B):
+        made.set_models(name, frozenset(("m",)))
+    made.set_models(WorkerId("c"), frozenset(("other",)))
+    a, b, c = (w.estimates for w in made.workers.values())
+    assert a is b
+    assert a is not c
+    for turn in range(2):
+        held = made.admit(ask(text(turn), model="m"), 100.0 * turn)
+        made.prefilled(held, 100.0 * turn + 10.0)
+    assert b.prefill.seconds(900, 0) > 3 * GPU_SPEED.prefill.seconds(900, 0)
+    assert c.prefill.seconds(900, 0) == GPU_SPEED.prefill.seconds(900, 0)
+
+
+def test_like_workers_that_compute_at_the_same_time_are_not_one_fast_worker() -> None:
+    made = router("round_robin")
+    truth = GPU_SPEED.prefill.seconds(900, 0)
+    for turn in range(200):
+        now = turn * 10.0
+        held = [made.admit(ask(text(2 * turn + i)), now) for i in range(2)]
+        for i, each in enumerate(held):
+            made.prefilled(each, now + truth * (1 + 0.01 * i))
+            made.settle(each, answered(900), now + 1.0)
+    assert made.workers[A].estimates.prefill.seconds(900, 0) == pytest.approx(truth, rel=0.2)
 
 
 def test_an_index_is_bounded_by_the_engine_s_blocks() -> None:

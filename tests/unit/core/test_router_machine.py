@@ -91,7 +91,7 @@ class RouterMachine(RuleBasedStateMachine):
 
     @rule(worker=st.sampled_from(WORKERS), models=st.frozensets(st.sampled_from("mn")))
     def models(self, worker: WorkerId, models: frozenset[str]) -> None:
-        self.router.workers[worker].models = models
+        self.router.set_models(worker, models)
 
     @rule(worker=st.sampled_from(WORKERS), engine=ENGINES)
     def engine(self, worker: WorkerId, engine: Engine) -> None:
@@ -228,7 +228,7 @@ class RouterMachine(RuleBasedStateMachine):
             assert worker.decode_seconds >= -ROUNDING_SECONDS
             assert worker.prefill_ahead_seconds(self.now) >= -ROUNDING_SECONDS
             assert worker.recent_seconds(self.now) >= 0
-            fitted = worker.fit.coefficients
+            fitted = worker.estimates.prefill.coefficients
             assert min(fitted.a, fitted.b, fitted.e) >= 0
             if not worker.in_flight:
                 assert pending == worker.decode_seconds == 0.0

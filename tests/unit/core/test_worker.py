@@ -3,28 +3,29 @@ from __future__ import annotations
 import pytest
 
 from gateway.core.blocks import EMPTY_CHAIN
-from gateway.core.cost import Coefficients, Speed
+from gateway.core.cost import Coefficients, DecodeEstimate, Estimates, PrefillFit
 from gateway.core.worker import Phase, Reservation, Worker, WorkerId
 
-SPEED = Speed(Coefficients(0.0, 1e-3, 0.0), 1e-2)
-"""A millisecond for each token of a prompt: a prompt of 1000 tokens takes a second."""
 
 
-class RecordedFit:
-    """What a worker tells its fit."""
+class RecordedFit(PrefillFit):
+    """Keeps what a worker tells it: tokens uncached and cached, when it began and ended."""
 
     def __init__(self) -> None:
-        self.seen: list[tuple[int, int, float]] = []
+        super().__init__(Coefficients(0.0, 1e-3, 0.0))
+        self.seen: list[tuple[int, int, float, float]] = []
 
-    def observe(self, uncached_tokens: int, cached_tokens: int, seconds: float) -> None:
-        self.seen.append((uncached_tokens, cached_tokens, round(seconds, 9)))
+    def observe(self, uncached_tokens: int, cached_tokens: int, began: float, ended: float) -> None:
+        self.seen.append((uncached_tokens, cached_tokens, began, ended))
 
 
 def worker_with_fit() -> tuple[Worker, RecordedFit]:
-    worker = Worker(WorkerId("w"), SPEED)
     fit = RecordedFit()
-    worker.fit = fit  # type: ignore[assignment]
-    return worker, fit
+    return Worker(WorkerId("w"), Estimates(fit, DecodeEstimate(1e-2))), fit
+
+
+def new_worker() -> Worker:
+    return worker_with_fit()[0]
 
 
 def reserve(
@@ -46,7 +47,7 @@ def reserve(
 
 
 def test_available_is_ready_and_not_draining() -> None:
-    worker = Worker(WorkerId("w"), SPEED)
+    worker = new_worker()
     assert not worker.available
     worker.ready = True
     assert worker.available
@@ -55,7 +56,7 @@ def test_available_is_ready_and_not_draining() -> None:
 
 
 def test_prefills_follow_one_another() -> None:
-    worker = Worker(WorkerId("w"), SPEED)
+    worker = new_worker()
     first, second = reserve(worker, 0.0), reserve(worker, 0.25, seconds=2.0)
     assert (first.prefill_end, second.prefill_end) == (1.0, 3.0)
     assert worker.prefill_ahead_seconds(0.25) == pytest.approx(2.75)
@@ -64,7 +65,7 @@ def test_prefills_follow_one_another() -> None:
 
 
 def test_a_late_prefill_has_nothing_left_but_is_still_waited_for() -> None:
-    worker = Worker(WorkerId("w"), SPEED)
+    worker = new_worker()
     reserve(worker, 0.0)
     reserve(worker, 0.0, seconds=2.0)
     assert worker.prefill_ahead_seconds(5.0) == pytest.approx(2.0)
@@ -72,7 +73,7 @@ def test_a_late_prefill_has_nothing_left_but_is_still_waited_for() -> None:
 
 
 def test_the_first_byte_of_a_stream_ends_its_prefill() -> None:
-    worker = Worker(WorkerId("w"), SPEED)
+    worker = new_worker()
     first = reserve(worker, 0.0)
     worker.prefilled(first, 0.75)
     assert (first.phase, first.decode_at, worker.waiting) == (Phase.DECODE, 0.75, 0)
@@ -83,7 +84,7 @@ def test_the_first_byte_of_a_stream_ends_its_prefill() -> None:
 
 
 def test_plain_answers_admitted_before_a_first_byte_are_past_their_prefill() -> None:
-    worker = Worker(WorkerId("w"), SPEED)
+    worker = new_worker()
     before = [reserve(worker, 0.0, stream=False) for _ in range(2)]
     other_stream = reserve(worker, 0.0)
     first = reserve(worker, 0.0)
@@ -95,7 +96,7 @@ def test_plain_answers_admitted_before_a_first_byte_are_past_their_prefill() -> 
 
 
 def test_the_estimated_end_of_a_plain_answer_stands() -> None:
-    worker = Worker(WorkerId("w"), SPEED)
+    worker = new_worker()
     plain = reserve(worker, 0.0, stream=False)
     behind = reserve(worker, 0.0, stream=False)
     assert worker.pending_seconds(0.5) == pytest.approx(1.5 + 1.0)
@@ -107,7 +108,7 @@ def test_the_estimated_end_of_a_plain_answer_stands() -> None:
 
 
 def test_release_gives_back_what_was_taken_in_any_phase() -> None:
-    worker = Worker(WorkerId("w"), SPEED)
+    worker = new_worker()
     parts = [0.1, 0.2, 0.3, 0.7, 1e-9, 1e9]
     held = [reserve(worker, 0.0, seconds=part, decode=part) for part in parts]
     for reservation in held[::2]:
@@ -120,7 +121,7 @@ def test_release_gives_back_what_was_taken_in_any_phase() -> None:
 
 
 def test_a_second_release_is_an_error_and_takes_nothing() -> None:
-    worker = Worker(WorkerId("w"), SPEED)
+    worker = new_worker()
     first, second = reserve(worker, 0.0), reserve(worker, 0.0)
     worker.release(first)
     with pytest.raises(ValueError, match="settled exactly once"):
@@ -138,7 +139,7 @@ def test_a_settled_request_has_no_first_byte_any_more() -> None:
 
 
 def test_recent_work_is_remembered_and_fades() -> None:
-    worker = Worker(WorkerId("w"), SPEED)
+    worker = new_worker()
     worker.release(reserve(worker, 0.0, seconds=2.0))
     assert worker.recent_seconds(0.0) == pytest.approx(2.0)
     assert worker.recent_seconds(30.0) == pytest.approx(2.0 * 0.3679, rel=1e-3)
@@ -154,7 +155,7 @@ def test_the_fit_sees_a_stream_s_own_prefill_less_the_wait_ahead() -> None:
     worker.prefilled(second, 4.0)
     third = reserve(worker, 10.0)
     worker.prefilled(third, 10.75)
-    assert fit.seen == [(1000, 0, 1.5), (2000, 0, 2.5), (1000, 0, 0.75)]
+    assert fit.seen == [(1000, 0, 0.0, 1.5), (2000, 0, 1.5, 4.0), (1000, 0, 10.0, 10.75)]
 
 
 def test_the_fit_sees_no_plain_answers_and_no_earlier_generation() -> None:
@@ -175,5 +176,5 @@ def test_a_late_stream_does_not_lend_its_time_to_the_one_behind_a_plain_answer()
     worker.prefilled(late, 5.0)  # estimated 1.0
     worker.pending_seconds(5.0)  # the plain answer's estimated end, 2.0, has gone by
     worker.prefilled(behind, 7.0)
-    assert fit.seen[0] == (1000, 0, 5.0)
-    assert all(seconds <= 2.0 for _, _, seconds in fit.seen[1:]), "it began after the late one"
+    assert fit.seen[0] == (1000, 0, 0.0, 5.0)
+    assert all(began >= 5.0 for _, _, began, _ in fit.seen[1:]), "it began after the late one"
