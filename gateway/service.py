@@ -119,7 +119,7 @@ class Service:
     def _ready(self, worker_id: WorkerId) -> None:
         if not self._warm:
             self._warm = True
-            log.info("heap frozen: %d objects", freeze_heap())
+            log.debug("heap frozen: %d objects", freeze_heap())
         self._on_ready(worker_id)
 
     def _sources(self) -> Sources:

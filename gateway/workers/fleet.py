@@ -140,8 +140,8 @@ class Fleet:
         watched.missed = 0
         if not self._router.workers[watched.id].ready:
             self._router.set_ready(watched.id, True)
-            self._hooks.ready(watched.id)
             log.info("worker %s is ready", watched.id)
+            self._hooks.ready(watched.id)
 
     async def _identify(self, watched: Watched, client: WorkerClient) -> None:
         """What it serves and what its engine is; a restart behind the same address is seen here."""

@@ -167,7 +167,7 @@ class Supervisor:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(lock)
-            message = f"another gateway is using {self._folder}; give this one a --state-dir of its own"
+            message = f"another gateway is using {self._folder}: give this one its own --state-dir"
             raise StateFolderInUse(message) from None
         self._lock = lock
         shutil.rmtree(self._folder / "gc", ignore_errors=True)
