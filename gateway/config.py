@@ -68,6 +68,9 @@ class Settings(BaseSettings):
         900.0, description="Limit from a request to the head of its answer."
     )
     idle_seconds: Seconds = Field(300.0, description="Limit between two reads of an answer.")
+    heartbeat_seconds: Seconds | None = Field(
+        None, description="Silence after which a stream gets a comment line; off by default."
+    )
     probe_seconds: Seconds = Field(1.0, description="Time between two looks at a worker.")
     start_seconds: Seconds = Field(1800.0, description="Limit for a worker to become ready (up).")
     drain_seconds: Seconds = Field(30.0, description="What running requests get at SIGTERM.")

@@ -71,7 +71,10 @@ class Service:
         self.metrics.registry.register(StateCollector(self._sources()))
         self.metrics.registry.register(GcPauseCollector(lambda: self.gc_folders, self._own_pauses))
         relay_limits = RelayLimits(
-            settings.max_body_bytes, settings.head_seconds, settings.idle_seconds
+            settings.max_body_bytes,
+            settings.head_seconds,
+            settings.idle_seconds,
+            settings.heartbeat_seconds,
         )
         deps = Deps(
             self.router,

@@ -15,11 +15,13 @@ from gateway.upstream.pool import Pool
 @dataclass(frozen=True, slots=True)
 class Limits:
     """``head_seconds``: from the request's last byte to the answer's head; ``idle_seconds``:
-    between two reads of a body. There is no limit on the whole of an answer."""
+    between two reads of a body; ``heartbeat_seconds``: silence before a comment line in a stream,
+    None for none. There is no limit on the whole of an answer."""
 
     max_body_bytes: int
     head_seconds: float
     idle_seconds: float
+    heartbeat_seconds: float | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Coroutine
 from time import monotonic
+from typing import Any, TypeVar
 
 from starlette.types import Receive, Scope, Send
 
 from gateway.api import errors, wire
 from gateway.api.body import ClientGone, ClientWatch, read_body
-from gateway.api.client import ClientProtocol, client_of
+from gateway.api.client import ClientProtocol
 from gateway.api.deps import Deps
+from gateway.api.heartbeat import beating
+from gateway.api.outgoing import Outgoing
 from gateway.api.sse import EventStream, PlainAnswer
 from gateway.core.router import NoWorker, Request, Result
 from gateway.core.worker import Reservation, WorkerId
@@ -26,7 +30,10 @@ from gateway.upstream.exchange import Exchange
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 _RETRY_SECONDS = 5
+_MOST_ERROR_BYTES = 64 * 1024
 
 
 class Relay:
@@ -46,40 +53,30 @@ class _Relayed:
     def __init__(self, deps: Deps, scope: Scope, send: Send) -> None:
         self._deps = deps
         self._scope = scope
-        self._send = send
-        self._client = client_of(scope)
-        self._started = self._streaming = False
-        self._request_id = wire.request_id(scope["headers"], deps.fresh_id())
+        self._out = Outgoing(scope, send, wire.request_id(scope["headers"], deps.fresh_id()))
         self.record = Record(monotonic())
 
     async def run(self, endpoint: str, receive: Receive) -> None:
+        record = self.record
         try:
             body = await read_body(self._scope, receive, self._deps.limits.max_body_bytes)
-            self.record.body_read_at = monotonic()
-            async with ClientWatch(receive, self._client) as self._watch:
+            record.body_read_at = monotonic()
+            async with ClientWatch(receive, self._out.client) as self._watch:
                 await self._serve(endpoint, body)
         except ClientGone:
-            self.record.outcome = Outcome.CLIENT_GONE
+            record.outcome = Outcome.CLIENT_GONE
         except errors.ApiError as error:
             if error.status == 413:
-                self.record.outcome = Outcome.REFUSED
-                log.warning("request %s refused: %s", self._request_id.decode(), error.message)
-            await self._answer_error(error)
+                record.outcome = Outcome.REFUSED
+                log.warning("request %s refused: %s", self._out.request_id.decode(), error.message)
+            await self._out.fail(error, record.worker)
         except asyncio.CancelledError:
-            await self._stopped()
+            # The server ends and waits no longer.
+            started = self._out.started
+            record.outcome = Outcome.UPSTREAM_TRUNCATED if started else Outcome.REFUSED
+            await self._out.fail(errors.stopping(), record.worker)
         finally:
-            self._deps.metrics.request_ended(self.record, monotonic())
-
-    async def _stopped(self) -> None:
-        """The server ends and waits no longer: say so, and leave the answer visibly broken."""
-        error = errors.stopping()
-        if self._started:
-            self.record.outcome = Outcome.UPSTREAM_TRUNCATED
-            if self._streaming:
-                await self._send_body(_event(error))
-        else:
-            self.record.outcome = Outcome.REFUSED
-            await self._answer_error(error)
+            self._deps.metrics.request_ended(record, monotonic())
 
     async def _serve(self, endpoint: str, body: bytes) -> None:
         call = wire.parse_call(body)
@@ -91,7 +88,7 @@ class _Relayed:
         path = self._scope["raw_path"]
         if self._scope["query_string"]:
             path += b"?" + self._scope["query_string"]
-        headers = wire.to_worker(self._scope["headers"], self._request_id)
+        headers = wire.to_worker(self._scope["headers"], self._out.request_id)
         target = wire.Target(self._scope["method"].encode(), path, headers)
         await self._place(request, target, body, withhold=not call.wants_usage)
 
@@ -121,16 +118,18 @@ class _Relayed:
     async def _carry(
         self, reservation: Reservation, target: wire.Target, body: bytes, withhold: bool
     ) -> None:
-        """One attempt on one worker; raises UpstreamError only while no head of ours is out."""
+        """One attempt on one worker; raises UpstreamError only while no answer of it is out."""
         limits = self._deps.limits
         pool = self._deps.pools[reservation.worker_id]
         exchange = Exchange(pool, limits.head_seconds, limits.idle_seconds)
         try:
             head = wire.request_head(target, pool.authority, pool.prefix, len(body))
-            await exchange.open(head, body)
+            await self._beating(exchange.open(head, body), reservation, reservation.stream)
             self.record.computed = exchange.status < 400
             if wire.is_event_stream(exchange.headers) and not wire.is_encoded(exchange.headers):
                 await self._stream(exchange, reservation, EventStream(withhold))
+            elif self._out.started:
+                await self._refused_late(exchange)
             else:
                 await self._answer(exchange, reservation)
         except UpstreamError:
@@ -146,11 +145,11 @@ class _Relayed:
         answer = PlainAnswer()
         data = await exchange.read()
         self.record.first_byte_at = monotonic()
-        await self._send_head(exchange, reservation)
+        await self._out.head(exchange.status, exchange.headers, reservation)
         try:
             while data and not exchange.complete:
                 answer.feed(data)
-                await self._send_body(data)
+                await self._out.piece(data)
                 data = await exchange.read()
         except UpstreamError:
             # The announced length or the last chunk stays missing: the client sees a broken body.
@@ -158,34 +157,49 @@ class _Relayed:
             return
         answer.feed(data)
         self._ended(answer, exchange.status)
-        await self._send_last(data)
+        self._watch.stop()
+        await self._out.last(data)
+
+    async def _refused_late(self, exchange: Exchange) -> None:
+        """A heartbeat had already sent our head: the worker's own error goes into the stream."""
+        body = b""
+        while data := await exchange.read():
+            body = (body + data)[:_MOST_ERROR_BYTES]
+        self._ended(PlainAnswer(), exchange.status)
+        await self._out.piece(b"data: " + b" ".join(body.split(b"\n")) + b"\n\n")
 
     async def _stream(
         self, exchange: Exchange, reservation: Reservation, answer: EventStream
     ) -> None:
-        await self._send_head(exchange, reservation)
-        self._streaming = True
+        out = self._out
+        await out.head(exchange.status, exchange.headers, reservation)
         try:
-            data = await exchange.read()
+            data = await self._beating(exchange.read(), reservation, True)
             self._deps.router.prefilled(reservation, monotonic())
             self.record.first_byte_at = monotonic()
             if passed := answer.feed(data):
-                await self._send_body(passed)
-            if self._client is not None and self._client.takes_chunks(self._scope):
-                await self._forward(exchange, answer, self._client)
-            else:
-                while data := await exchange.read():
-                    if passed := answer.feed(data):
-                        await self._send_body(passed)
+                await out.piece(passed)
+            client = out.direct() if self._deps.limits.heartbeat_seconds is None else None
+            if client is not None:
+                await self._forward(exchange, answer, client)
+            while data:
+                out.between_events = answer.between_events
+                data = await self._beating(exchange.read(), reservation, True)
+                if passed := answer.feed(data):
+                    await out.piece(passed)
         except UpstreamError as error:
             self.record.outcome = _outcome(error, streaming=True)
-            await self._send_body(_in_band(error))
+            await out.fail(errors.upstream_failed(error), self.record.worker)
             return
         self._ended(answer, exchange.status)
         if answer.ended:
-            await self._send_last(answer.finish())
-        else:
-            await self._send_body(answer.finish() + _in_band(UpstreamError("it ended early")))
+            self._watch.stop()
+            await out.last(answer.finish())
+            return
+        if rest := answer.finish():
+            await out.piece(rest)
+        broken = errors.upstream_failed(UpstreamError("its stream has no end"))
+        await out.fail(broken, self.record.worker)
 
     async def _forward(
         self, exchange: Exchange, answer: EventStream, client: ClientProtocol
@@ -204,6 +218,15 @@ class _Relayed:
         finally:
             client.paused = client.resumed = None
 
+    async def _beating(
+        self, work: Coroutine[Any, Any, T], reservation: Reservation, streaming: bool
+    ) -> T:
+        """Await ``work``; in a stream, heartbeats go out meanwhile if they are wanted."""
+        seconds = self._deps.limits.heartbeat_seconds
+        if seconds is None or not streaming:
+            return await work
+        return await beating(work, seconds, self._out, reservation)
+
     def _ended(self, answer: EventStream | PlainAnswer, status: int) -> None:
         """The worker's bytes are complete as HTTP; whether they are as an answer is seen here."""
         if status >= 400:
@@ -215,51 +238,8 @@ class _Relayed:
         self.record.usage = answer.usage
         self.record.outcome = Outcome.OK if answer.complete else Outcome.UPSTREAM_TRUNCATED
 
-    async def _send_head(self, exchange: Exchange, reservation: Reservation) -> None:
-        ours = [
-            (b"x-gateway-worker", reservation.worker_id.encode()),
-            (b"x-gateway-predicted-cached-tokens", b"%d" % reservation.cached_tokens),
-            (b"x-request-id", self._request_id),
-        ]
-        await self._start(exchange.status, wire.to_client(exchange.headers, ours))
-
-    async def _answer_error(self, error: errors.ApiError) -> None:
-        body = error.body
-        headers = [
-            (b"content-type", b"application/json"),
-            (b"content-length", b"%d" % len(body)),
-            (b"x-request-id", self._request_id),
-        ]
-        if self.record.worker:
-            headers.append((b"x-gateway-worker", self.record.worker.encode()))
-        await self._start(error.status, headers + error.headers)
-        await self._send({"type": "http.response.body", "body": body, "more_body": False})
-
-    async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        self._started = True
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})
-
-    async def _send_body(self, data: bytes) -> None:
-        await self._send({"type": "http.response.body", "body": data, "more_body": True})
-
-    async def _send_last(self, data: bytes) -> None:
-        self._watch.stop()
-        await self._send({"type": "http.response.body", "body": data, "more_body": False})
-
 
 def _outcome(error: UpstreamError, streaming: bool = False) -> Outcome:
     if isinstance(error, (HeadTimeout, IdleTimeout)):
         return Outcome.TIMEOUT
     return Outcome.UPSTREAM_TRUNCATED if streaming else Outcome.UPSTREAM_ERROR
-
-
-def _in_band(error: UpstreamError) -> bytes:
-    """The one event that tells a streaming client of a failure; no finish reason is invented.
-
-    The empty line first ends an event of which only a part had come.
-    """
-    return _event(errors.upstream_failed(error))
-
-
-def _event(error: errors.ApiError) -> bytes:
-    return b"\n\ndata: " + error.body + b"\n\n"

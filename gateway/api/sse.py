@@ -74,6 +74,14 @@ class EventStream:
         last = self._last()
         return _DONE in last and _ABORTED not in last
 
+    @property
+    def between_events(self) -> bool:
+        """Whether what was passed so far ends with the end of an event."""
+        if self._withhold:
+            return not self._inside
+        last = self._last()
+        return not last or last.endswith(_END)
+
     def _last(self) -> bytes:
         """The last bytes of the stream, the same ones however it was split."""
         return b"".join(self._tail)[-_TAIL_BYTES:]

@@ -1,0 +1,86 @@
+"""The client's side of one request: what has been sent so far, and how the rest is sent then."""
+
+from __future__ import annotations
+
+from time import monotonic
+
+from starlette.types import Scope, Send
+
+from gateway.api import errors, wire
+from gateway.api.client import ClientProtocol, client_of
+from gateway.core.worker import Reservation
+
+_PING = b": ping\n\n"
+_STREAM_HEADERS = ((b"content-type", b"text/event-stream; charset=utf-8"),)
+
+
+class Outgoing:
+    """``started``: a head is out. ``streaming``: it was that of an event stream.
+
+    ``between_events`` is kept by who streams, where heartbeats are wanted: they may not split one.
+    """
+
+    def __init__(self, scope: Scope, send: Send, request_id: bytes) -> None:
+        self.client: ClientProtocol | None = client_of(scope)
+        self.request_id = request_id
+        self.started = False
+        self.streaming = False
+        self.sent_at = monotonic()
+        self.between_events = True
+        self._scope = scope
+        self._send = send
+
+    async def head(self, status: int, headers: wire.Headers, reservation: Reservation) -> None:
+        """The worker's head, with ours; nothing if a heartbeat had to send one before."""
+        if self.started:
+            return
+        self.streaming = wire.is_event_stream(headers) and not wire.is_encoded(headers)
+        ours = [
+            (b"x-gateway-worker", reservation.worker_id.encode()),
+            (b"x-gateway-predicted-cached-tokens", b"%d" % reservation.cached_tokens),
+            (b"x-request-id", self.request_id),
+        ]
+        await self._start(status, wire.to_client(headers, ours))
+
+    async def piece(self, data: bytes) -> None:
+        self.sent_at = monotonic()
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def last(self, data: bytes) -> None:
+        await self._send({"type": "http.response.body", "body": data, "more_body": False})
+
+    async def ping(self, reservation: Reservation) -> None:
+        """A comment; before the worker's head it takes one of our own with it."""
+        await self.head(200, _STREAM_HEADERS, reservation)
+        await self.piece(_PING)
+
+    async def fail(self, error: errors.ApiError, worker: str) -> None:
+        """Tell the client: by status while no head is out, then by one event; a plain answer under
+        way can only be left incomplete. No finish reason and no ``[DONE]`` is ever invented."""
+        if not self.started:
+            await self._answer(error, worker)
+        elif self.streaming:
+            # The empty line ends an event of which only a part had come.
+            await self.piece(b"\n\ndata: " + error.body + b"\n\n")
+
+    def direct(self) -> ClientProtocol | None:
+        """The connection, if chunks may be written to it straight."""
+        client = self.client
+        return client if client is not None and client.takes_chunks(self._scope) else None
+
+    async def _answer(self, error: errors.ApiError, worker: str) -> None:
+        body = error.body
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", b"%d" % len(body)),
+            (b"x-request-id", self.request_id),
+        ]
+        if worker:
+            headers.append((b"x-gateway-worker", worker.encode()))
+        await self._start(error.status, headers + error.headers)
+        await self.last(body)
+
+    async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        self.started = True
+        self.sent_at = monotonic()
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
