@@ -13,6 +13,9 @@ from gateway.api.wire import find_usage
 from gateway.core.router import Usage
 
 _NO_CHOICES = (b'"choices":[]', b'"choices": []')
+_NOTHING = b"[]"
+"""In every event that has no choices, and in few others: those are looked at more closely."""
+
 _CHOICE = (b'"choices":[{', b'"choices": [{')
 _END = b"\n\n"
 _DONE = b"data: [DONE]"
@@ -38,18 +41,13 @@ class EventStream:
 
     def feed(self, data: bytes) -> bytes:
         """The bytes to pass on for the bytes that came; may be empty."""
-        self._tail.append(data)
-        if len(self._tail) >= _MOST_PIECES or len(data) >= _TAIL_BYTES:
-            self._tail = [b"".join(self._tail)[-_TAIL_BYTES:]]
+        tail = self._tail
+        tail.append(data)
+        if len(tail) >= _MOST_PIECES or len(data) >= _TAIL_BYTES:
+            tail[:] = [self._last()]
         if not self._withhold:
             return data
-        if (
-            self._held
-            or self._inside
-            or _NO_CHOICES[0] in data
-            or _NO_CHOICES[1] in data
-            or not data.endswith(_END)
-        ):
+        if _NOTHING in data or self._held or self._inside or data[-2:] != _END:
             return self._filter(self._held + data)
         return data
 

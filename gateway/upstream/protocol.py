@@ -40,7 +40,10 @@ class Connection(asyncio.Protocol):
         self.reusable = False
         self.idle_since = 0.0
         self._sink: Sink | None = None
+        # The parser calls this for each piece of a body. Those of one read go to the sink together:
+        # a write for each would cost a system call.
         self._pieces: list[bytes] = []
+        self.on_body = self._pieces.append
         self._exchanges = 0
         self._head_request = False
 
@@ -64,7 +67,7 @@ class Connection(asyncio.Protocol):
             self._fail(BadAnswer(f"the worker's answer is not HTTP: {error}"))
         if self._pieces:
             self._flush()
-        if not self._head_done and self._head_bytes > MAX_HEAD_BYTES and self._sink is not None:
+        elif not self._head_done and self._head_bytes > MAX_HEAD_BYTES and self._sink is not None:
             self._fail(_too_long())
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -138,10 +141,6 @@ class Connection(asyncio.Protocol):
             # The parser cannot know that no body follows a HEAD; do not reuse the connection.
             self._finish(None)
             self.close()
-
-    def on_body(self, data: bytes) -> None:
-        # Pieces of one read go to the sink together: a write for each would cost a system call.
-        self._pieces.append(data)
 
     def on_message_complete(self) -> None:
         if not self._head_done:
