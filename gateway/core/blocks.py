@@ -12,11 +12,12 @@ from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from struct import unpack
 from typing import NewType
 
 BlockHash = NewType("BlockHash", int)
 
-BYTE_BLOCK_BYTES = 256
+BYTE_BLOCK_BYTES = 512
 """Size of a block where token ids are unknown."""
 
 BYTES_PER_TOKEN = 4
@@ -86,10 +87,10 @@ class Prompt:
 
 
 def hash_blocks(data: bytes, step_bytes: int, seed: bytes) -> list[BlockHash]:
-    """``h_i = H(h_(i-1), data_i)`` over the full steps of ``data``; a partial one has no hash."""
-    parent = blake2b(seed, digest_size=_DIGEST_BYTES).digest()
-    hashes = []
+    """``h_i = H(seed, data_0 ... data_i)`` over the full steps of ``data``; a rest has no hash."""
+    state = blake2b(seed, digest_size=_DIGEST_BYTES)
+    digests = []
     for start in range(0, len(data) - step_bytes + 1, step_bytes):
-        parent = blake2b(parent + data[start : start + step_bytes], digest_size=8).digest()
-        hashes.append(BlockHash(int.from_bytes(parent, "big")))
-    return hashes
+        state.update(data[start : start + step_bytes])
+        digests.append(state.digest())
+    return list(unpack(f">{len(digests)}Q", b"".join(digests)))

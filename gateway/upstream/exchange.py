@@ -27,7 +27,8 @@ class Exchange:
 
     __slots__ = (
         "_chunks", "_connection", "_ended", "_error", "_forward", "_head_seconds", "_heard",
-        "_idle_seconds", "_loop", "_paused", "_pool", "_unread_bytes", "_waiter", "headers", "status",
+        "_idle_seconds", "_loop", "_paused", "_pool", "_unread_bytes", "_waiter", "headers",
+        "status",
     )  # fmt: skip
 
     def __init__(self, pool: Pool, head_seconds: float, idle_seconds: float) -> None:
