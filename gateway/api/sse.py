@@ -7,6 +7,8 @@ of that event. All other bytes pass untouched, in order, as soon as they came, h
 
 from __future__ import annotations
 
+import re
+
 import orjson
 
 from gateway.api.wire import find_usage
@@ -18,7 +20,7 @@ _NOTHING = b"[]"
 
 _CHOICE = (b'"choices":[{', b'"choices": [{')
 _END = b"\n\n"
-_DONE = b"data: [DONE]"
+_DONE = re.compile(rb"(?:\A|[\r\n])data: ?\[DONE\](?:\r\n|\r|\n){2,}\Z")
 _ABORTED = b'"finish_reason":"abort"'
 _TAIL_BYTES = 4096
 _MOST_PIECES = 64
@@ -63,14 +65,13 @@ class EventStream:
     @property
     def ended(self) -> bool:
         """Whether the worker wrote the end of the stream."""
-        return _DONE in self._last()
+        return _DONE.search(self._last()) is not None
 
     @property
     def complete(self) -> bool:
         """Whether the answer is whole: vLLM stopped by SIGTERM also writes ``[DONE]``, but its
         finish reason is ``abort``."""
-        last = self._last()
-        return _DONE in last and _ABORTED not in last
+        return self.ended and _ABORTED not in self._last()
 
     @property
     def between_events(self) -> bool:
@@ -177,4 +178,4 @@ class PlainAnswer:
 
     @property
     def complete(self) -> bool:
-        return not any(_ABORTED in chunk for chunk in self._chunks)
+        return _ABORTED not in b"".join(self._chunks)

@@ -26,9 +26,12 @@ _OURS_TO_CLIENT = HOP_BY_HOP | {
     b"x-request-id", b"x-gateway-worker", b"x-gateway-predicted-cached-tokens",
 }  # fmt: skip
 
+_HINTS = {b"cache-control", b"x-accel-buffering"}
+_NOT_OF_STREAMS = _HINTS | {b"content-length"}
+
 Headers = Iterable[tuple[bytes, bytes]]
 
-_USAGE_OBJECT = re.compile(rb"\s*\{(?:[^{}]+|\{[^{}]*\})*\}")
+_USAGE_OBJECT = re.compile(rb"\s*\{(?:[^{}]++|\{[^{}]*+\})*+\}")
 _SANE_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 
 
@@ -150,9 +153,11 @@ def to_client(headers: Headers, ours: Headers) -> list[tuple[bytes, bytes]]:
     """
     headers = list(headers)
     dropped = _OURS_TO_CLIENT | _named_by_connection(headers)
+    if is_event_stream(headers):
+        # An event may be withheld from it, and an error told in it: no length can be promised.
+        dropped |= _NOT_OF_STREAMS if not is_encoded(headers) else _HINTS
     kept = [(name, value) for name, value in headers if name not in dropped]
     if is_event_stream(headers):
-        kept = [(n, v) for n, v in kept if n not in (b"cache-control", b"x-accel-buffering")]
         kept += [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
     return [*kept, *ours]
 

@@ -50,6 +50,22 @@ _LEAST = Coefficients(1e-4, 1e-6, 0.0)
 
 _SAME_STEP_SHARE = 0.1
 
+Terms = tuple[float, float, float]
+
+
+@dataclass(slots=True)
+class _Step:
+    """Prompts whose first tokens came together on one worker, not yet learnt from."""
+
+    terms: Terms
+    began: float
+    ended: float
+
+    def add(self, terms: Terms, ended: float) -> None:
+        (a, b, e), (more_a, more_b, more_e) = self.terms, terms
+        self.terms = (a + more_a, b + more_b, e + more_e)
+        self.ended = ended
+
 
 class PrefillFit:
     """Recursive least squares of prefill seconds.
@@ -69,31 +85,30 @@ class PrefillFit:
         self._prior = (start.a, start.b * 1e3, start.e * 1e6)
         self._squares = [[0.0] * 3 for _ in range(3)]
         self._products = [0.0] * 3
-        self._step = (0.0, 0.0, 0.0)
-        self._step_began = self._step_ended = 0.0
+        self._steps: dict[str, _Step] = {}
 
     def seconds(self, uncached_tokens: int, cached_tokens: int) -> float:
         return self.coefficients.seconds(uncached_tokens, cached_tokens)
 
-    def observe(self, uncached_tokens: int, cached_tokens: int, began: float, ended: float) -> None:
-        """One prompt was computed from ``began`` to ``ended``, at the earliest and latest."""
+    def observe(
+        self, uncached_tokens: int, cached_tokens: int, began: float, ended: float, worker: str = ""
+    ) -> None:
+        """One prompt was computed on ``worker`` from ``began`` to ``ended``, at the longest."""
         error = abs(ended - began - self.seconds(uncached_tokens, cached_tokens))
         self.residual_seconds += (error - self.residual_seconds) * _SMOOTHING
         self.observations += 1
         n, c = uncached_tokens / 1e3, cached_tokens / 1e3
         terms = (1.0, n, n * (c + n / 2))
-        took = self._step_ended - self._step_began
-        if any(self._step) and 0 <= ended - self._step_ended <= took * _SAME_STEP_SHARE:
-            first, second, third = self._step
-            self._step = (first + terms[0], second + terms[1], third + terms[2])
-            self._step_ended = ended
-            return
-        self._learn(self._step, took)
-        self._step, self._step_began, self._step_ended = terms, began, ended
+        step = self._steps.get(worker)
+        if step is not None:
+            late = ended - step.ended
+            if 0 <= late <= (step.ended - step.began) * _SAME_STEP_SHARE:
+                step.add(terms, ended)
+                return
+            self._learn(step.terms, step.ended - step.began)
+        self._steps[worker] = _Step(terms, began, ended)
 
-    def _learn(self, terms: tuple[float, float, float], seconds: float) -> None:
-        if not any(terms):
-            return
+    def _learn(self, terms: Terms, seconds: float) -> None:
         for i, j in product(range(3), repeat=2):
             self._squares[i][j] = _FORGET * self._squares[i][j] + terms[i] * terms[j]
         pairs = zip(self._products, terms, strict=True)

@@ -124,9 +124,7 @@ class Router:
         worker.release(reservation)
         current = reservation.generation == worker.generation
         if not result.computed and current:
-            chain = reservation.chain
-            known = reservation.cached_tokens // chain.block_tokens
-            self.index.forget(worker.id, chain.hashes[known:])
+            self.index.forget(worker.id, reservation.chain.hashes[reservation.stored_from :])
         usage = result.usage
         if usage is None or usage.completion_tokens <= 0:
             return
@@ -190,5 +188,5 @@ class Router:
         worker.reserve(reservation, now)
         engine = worker.engine
         blocks = engine.capacity_blocks or self._options.default_capacity_blocks
-        self.index.store(worker.id, chain, blocks * engine.block_size)
+        reservation.stored_from = self.index.store(worker.id, chain, blocks * engine.block_size)
         return reservation

@@ -29,7 +29,8 @@ class Phase(StrEnum):
 class Reservation:
     """What one placed request holds on its worker, from ``admit`` to ``settle``.
 
-    ``prefill_end`` is the estimated time of its first token, in the caller's clock.
+    ``prefill_end`` is the estimated time of its first token, in the caller's clock;
+    ``stored_from`` the first block of its chain that the index did not have before.
     """
 
     worker_id: WorkerId
@@ -41,6 +42,7 @@ class Reservation:
     decode_seconds: float
     stream: bool
     admitted_at: float
+    stored_from: int = 0
     prefill_end: float = 0.0
     decode_at: float = 0.0
     phase: Phase = Phase.PREFILL
@@ -140,14 +142,15 @@ class Worker:
         began = max(reservation.admitted_at, self._last_prefill_end)
         if reservation.generation == self.generation and now > began:
             self.estimates.prefill.observe(
-                reservation.uncached_tokens, reservation.cached_tokens, began, now
+                reservation.uncached_tokens, reservation.cached_tokens, began, now, self.id
             )
 
     def _finish_prefill(self, reservation: Reservation, now: float) -> None:
         del self._waiting[id(reservation)]
         self._waiting_seconds -= reservation.prefill_seconds
         reservation.phase = Phase.DECODE
-        reservation.decode_at = self._last_prefill_end = now
+        reservation.decode_at = now
+        self._last_prefill_end = max(self._last_prefill_end, now)
         self._tidy()
 
     def _pass_plain(self, now: float) -> None:

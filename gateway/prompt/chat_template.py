@@ -10,6 +10,17 @@ import jinja2
 import jinja2.ext
 import jinja2.sandbox
 
+_FAILURES = (
+    jinja2.TemplateError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+"""What the code of a template, or of what it calls, may raise."""
+
 
 class TemplateFailed(Exception):
     """The template refused the conversation, or is not a valid template."""
@@ -45,7 +56,7 @@ class ChatTemplate:
                 add_generation_prompt=add_generation_prompt,
                 **self._special_tokens,
             )
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+        except _FAILURES as error:
             raise TemplateFailed(str(error)) from error
 
 

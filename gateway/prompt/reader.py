@@ -139,7 +139,10 @@ def _canonical(endpoint: str, fields: dict[str, Any]) -> bytes | None:
             return parts.encode("utf-8", "surrogatepass")
     else:
         parts = [p for p in (fields.get("tools"), fields.get("messages")) if p]
-    return orjson.dumps(parts) if parts else None
+    try:
+        return orjson.dumps(parts) if parts else None
+    except orjson.JSONEncodeError:  # nested deeper than it writes
+        return None
 
 
 def _extra(fields: dict[str, Any]) -> bytes:

@@ -49,8 +49,10 @@ def load_tokenizer(folder: Path, chat_template: Path | None) -> ModelTokenizer:
         data = path.read_bytes()
     except OSError as error:
         raise TokenizerMissing(f"{path}: {error.strerror}") from error
-    # A file that is not a tokenizer raises a bare Exception here.
-    tokenizer = Tokenizer.from_buffer(data)
+    try:
+        tokenizer = Tokenizer.from_buffer(data)
+    except Exception as error:  # the library raises no narrower one
+        raise TokenizerMissing(f"{path} is not a tokenizer: {error}") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
     config = _read_json(folder / "tokenizer_config.json")
@@ -68,11 +70,18 @@ def _template_source(
 ) -> str | None:
     for path in (chat_template, folder / "chat_template.jinja"):
         if path is not None and path.is_file():
-            return path.read_text(encoding="utf-8")
+            return _read_text(path)
         if path is not None and path is chat_template:
             raise TokenizerMissing(f"{path}: no such chat template")
     source = config.get("chat_template")
     return source if isinstance(source, str) else None
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TokenizerMissing(f"{path}: {error}") from error
 
 
 def _special_tokens(config: dict[str, Any]) -> dict[str, str]:

@@ -27,8 +27,8 @@ class Exchange:
 
     __slots__ = (
         "_chunks", "_connection", "_ended", "_error", "_forward", "_head_seconds", "_heard",
-        "_idle_seconds", "_loop", "_paused", "_pool", "_unread_bytes", "_waiter", "headers",
-        "status",
+        "_idle_seconds", "_loop", "_paused", "_pool", "_slow", "_unread_bytes", "_waiter",
+        "headers", "status",
     )  # fmt: skip
 
     def __init__(self, pool: Pool, head_seconds: float, idle_seconds: float) -> None:
@@ -41,7 +41,7 @@ class Exchange:
         self._connection: Connection | None = None
         self._chunks: list[bytes] = []
         self._unread_bytes = 0
-        self._paused = False
+        self._paused = self._slow = False
         self._ended = False
         self._error: UpstreamError | None = None
         self._waiter: asyncio.Future[bool] | None = None
@@ -102,15 +102,12 @@ class Exchange:
 
     def pause(self) -> None:
         """Take no more from the worker: who reads is slower."""
-        if not self._paused and self._connection is not None:
-            self._paused = True
-            self._connection.pause()
+        self._slow = True
+        self._regulate()
 
     def resume(self) -> None:
-        if self._paused and self._connection is not None:
-            self._paused = False
-            self._heard = True
-            self._connection.resume()
+        self._slow = False
+        self._regulate()
 
     def close(self) -> None:
         """Give the connection back; an unfinished answer closes it, which stops the worker."""
@@ -134,7 +131,7 @@ class Exchange:
         self._chunks.append(data)
         self._unread_bytes += len(data)
         if self._unread_bytes > HIGH_WATER_BYTES:
-            self.pause()
+            self._regulate()
         self._wake()
 
     def end(self, error: UpstreamError | None) -> None:
@@ -156,7 +153,7 @@ class Exchange:
         data = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
         self._chunks.clear()
         self._unread_bytes = 0
-        self.resume()
+        self._regulate()
         return data
 
     def _idle(self) -> IdleTimeout:
@@ -173,6 +170,18 @@ class Exchange:
             timer.cancel()
             self._waiter = None
 
+    def _regulate(self) -> None:
+        """The worker's socket is paused while the reader is slow or has too much unread."""
+        wanted = self._slow or self._unread_bytes > HIGH_WATER_BYTES
+        if wanted == self._paused or self._connection is None:
+            return
+        self._paused = wanted
+        self._heard = True
+        if wanted:
+            self._connection.pause()
+        else:
+            self._connection.resume()
+
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(True)
@@ -180,7 +189,8 @@ class Exchange:
     def _release(self) -> None:
         connection = self._connection
         if connection is not None:
-            self.resume()
+            self._slow, self._unread_bytes = False, 0
+            self._regulate()
             self._connection = None
             self._pool.release(connection)
 

@@ -118,10 +118,15 @@ class Connection(asyncio.Protocol):
     # --- parser -> us
 
     def on_message_begin(self) -> None:
+        if self._sink is None:
+            # An answer that nobody asked for, behind the one that has just ended.
+            self.reusable = False
         self._headers = []
         self._field_bytes = 0
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        if self._head_done:  # a trailer
+            return
         self._field_bytes += len(name) + len(value)
         self._headers.append((name.lower(), value))
 
@@ -143,7 +148,7 @@ class Connection(asyncio.Protocol):
             self.close()
 
     def on_message_complete(self) -> None:
-        if not self._head_done:
+        if not self._head_done or self._sink is None:
             return
         self.reusable = not self._until_eof and self._parser.should_keep_alive()
         self._finish(None)

@@ -37,10 +37,9 @@ class Hooks:
 
 @dataclass(slots=True, eq=False)
 class Watched:
-    """One worker of the fleet; ``client`` is None until it has an address."""
+    """One worker of the fleet; ``task`` watches its present process."""
 
     id: WorkerId
-    client: WorkerClient | None = None
     scrape: Scrape | None = None
     models: list[dict[str, Any]] = field(default_factory=list)
     starts: int = 0
@@ -53,7 +52,10 @@ class Watched:
 class Fleet:
     """Owns the watching tasks; tells the router what is ready and what engines there are.
 
-    ``limits`` are the operator's own figures, which go before what ``/server_info`` says.
+    Each start of a worker is watched by a task of its own, which owns its connections: it is
+    cancelled when that process is known to be gone, so that nothing of an old process is believed
+    of a new one. ``limits`` are the operator's own figures, which go before what ``/server_info``
+    says.
     """
 
     def __init__(self, router: Router, hooks: Hooks, limits: Limits, probe_seconds: float) -> None:
@@ -61,81 +63,83 @@ class Fleet:
         self._hooks = hooks
         self._limits = limits
         self._probe_seconds = probe_seconds
-        self._closing: set[asyncio.Task[None]] = set()
+        self._ending: set[asyncio.Task[None]] = set()
         self.workers: dict[WorkerId, Watched] = {}
 
     def add(self, worker_id: WorkerId) -> None:
         """A worker that is not running yet."""
         self._router.add_worker(worker_id)
-        watched = self.workers[worker_id] = Watched(worker_id)
-        watched.task = asyncio.get_running_loop().create_task(self._watch(watched))
+        self.workers[worker_id] = Watched(worker_id)
 
     def started(self, worker_id: WorkerId, url: str) -> None:
         """A process of this worker was started and will answer at ``url``."""
         watched = self.workers[worker_id]
-        watched.starts += 1
+        self._end(watched)
         watched.scrape = watched.process_start = None
+        watched.missed = 0
         self._router.set_ready(worker_id, False, "starting")
-        self._router.new_generation(worker_id, watched.starts)
-        old, watched.client = watched.client, WorkerClient(url)
-        if old is not None:
-            self._later_close(old)
+        self._new_generation(watched)
         self._hooks.moved(worker_id, url)
-        watched.wake.set()
+        watched.task = asyncio.get_running_loop().create_task(self._watch(watched, url))
 
     def stopped(self, worker_id: WorkerId, reason: str) -> None:
-        """The worker's process is gone or cannot be reached: no more requests for it."""
-        self.workers[worker_id].scrape = None
+        """The worker cannot be reached: no more requests for it until it answers again."""
+        watched = self.workers[worker_id]
+        watched.scrape = None
         self._router.set_ready(worker_id, False, reason)
-        self.workers[worker_id].wake.set()
+        watched.wake.set()
 
     def exited(self, worker_id: WorkerId, reason: str) -> None:
-        """Its process has ended: there is nobody to probe until the next start."""
-        watched = self.workers[worker_id]
-        old, watched.client = watched.client, None
-        if old is not None:
-            self._later_close(old)
+        """Its process has ended: there is nobody to watch until the next start."""
+        self._end(self.workers[worker_id])
         self.stopped(worker_id, reason)
 
     async def close(self) -> None:
         """End all watching."""
-        tasks = [w.task for w in self.workers.values() if w.task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, *self._closing, return_exceptions=True)
         for watched in self.workers.values():
-            if watched.client is not None:
-                await watched.client.close()
+            self._end(watched)
+        await asyncio.gather(*self._ending, return_exceptions=True)
 
-    async def _watch(self, watched: Watched) -> None:
-        while True:
-            client = watched.client
-            try:
-                if client is not None:
+    def _end(self, watched: Watched) -> None:
+        task = watched.task
+        if task is not None and not task.done():
+            task.cancel()
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
+
+    def _new_generation(self, watched: Watched) -> None:
+        watched.starts += 1
+        self._router.new_generation(watched.id, watched.starts)
+
+    async def _watch(self, watched: Watched, url: str) -> None:
+        client = WorkerClient(url)
+        try:
+            while True:
+                try:
                     await self._look(watched, client)
-            except ProbeFailed as error:
-                if client is watched.client:
+                except ProbeFailed as error:
                     self._missed(watched, error)
-            except Exception:
-                log.exception("watching worker %s failed; it goes on", watched.id)
-            await self._pause(watched)
+                except Exception:
+                    log.exception("watching worker %s failed; it goes on", watched.id)
+                await self._pause(watched)
+        finally:
+            await client.close()
 
     async def _pause(self, watched: Watched) -> None:
         ready = self._router.workers[watched.id].ready
-        seconds = self._probe_seconds if ready else _START_PROBE_SECONDS
         try:
-            await asyncio.wait_for(watched.wake.wait(), seconds)
+            async with asyncio.timeout(self._probe_seconds if ready else _START_PROBE_SECONDS):
+                await watched.wake.wait()
         except TimeoutError:
             pass
         watched.wake.clear()
 
     async def _look(self, watched: Watched, client: WorkerClient) -> None:
         await client.health()
-        if not self._router.workers[watched.id].ready:
-            await self._identify(watched, client)
         scrape = await self._scrape(watched, client)
-        if watched.client is not client:
-            return
+        self._note_process(watched, scrape)
+        if not self._router.workers[watched.id].ready:
+            await self._identify(watched, client, scrape)
         watched.scrape = scrape
         watched.missed = 0
         if not self._router.workers[watched.id].ready:
@@ -143,20 +147,27 @@ class Fleet:
             log.info("worker %s is ready", watched.id)
             self._hooks.ready(watched.id)
 
-    async def _identify(self, watched: Watched, client: WorkerClient) -> None:
-        """What it serves and what its engine is; a restart behind the same address is seen here."""
+    def _note_process(self, watched: Watched, scrape: Scrape | None) -> None:
+        """A restart behind the same address shows in the start time of the process."""
+        start = scrape.process_start if scrape is not None else None
+        if start is None:
+            return
+        if watched.process_start is not None and start != watched.process_start:
+            log.warning("worker %s was restarted: its cache is taken as empty", watched.id)
+            self._new_generation(watched)
+        watched.process_start = start
+
+    async def _identify(
+        self, watched: Watched, client: WorkerClient, scrape: Scrape | None
+    ) -> None:
+        """What it serves, and what its engine is."""
         models = await client.models()
-        scrape = await self._scrape(watched, client)
         limits = await self._engine_limits(client)
         await self._hooks.identified(models, client)
-        if watched.client is not client:
-            return
+        if watched.task is not asyncio.current_task():
+            # The process was replaced meanwhile; the cancellation arrives at the next await.
+            await asyncio.sleep(0)
         watched.models = models
-        if watched.process_start is not None and scrape is not None:
-            if scrape.process_start != watched.process_start:
-                watched.starts += 1
-                self._router.new_generation(watched.id, watched.starts)
-        watched.process_start = scrape.process_start if scrape is not None else None
         names = frozenset(str(model.get("id")) for model in models)
         self._router.set_models(watched.id, names)
         block_size = (scrape and scrape.block_size) or Engine().block_size
@@ -192,8 +203,3 @@ class Fleet:
         elif error.unreachable or watched.missed >= _MISSED_PROBES:
             log.warning("worker %s is not ready any more: %s", watched.id, error)
             self.stopped(watched.id, str(error))
-
-    def _later_close(self, client: WorkerClient) -> None:
-        task = asyncio.get_running_loop().create_task(client.close())
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
