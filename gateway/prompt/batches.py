@@ -21,9 +21,9 @@ BATCH_CHARS = 64 * 1024 * max(2, os.cpu_count() or 1)
 @dataclass(frozen=True, slots=True, eq=False)
 class _Waiting:
     tokenizer: ModelTokenizer
-    text: str
+    texts: list[str]
     special: bool
-    done: asyncio.Future[bytes]
+    done: asyncio.Future[list[bytes]]
 
 
 class Batches:
@@ -34,14 +34,15 @@ class Batches:
         self._waiting: list[_Waiting] = []
         self._busy = False
 
-    async def encode(self, tokenizer: ModelTokenizer, text: str, special: bool) -> bytes:
-        """Token ids as ``token_bytes`` gives them; raises what the tokenizer raises."""
-        done = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Waiting(tokenizer, text, special, done))
+    def submit(
+        self, tokenizer: ModelTokenizer, texts: list[str], special: bool
+    ) -> asyncio.Future[list[bytes]]:
+        """The ids of each text as ``token_bytes`` gives them; fails as the tokenizer fails."""
+        done: asyncio.Future[list[bytes]] = asyncio.get_running_loop().create_future()
+        self._waiting.append(_Waiting(tokenizer, texts, special, done))
         if not self._busy:
             self._start()
-        encoded: bytes = await done
-        return encoded
+        return done
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
@@ -51,40 +52,39 @@ class Batches:
         size = taken = 0
         for waiting in self._waiting:
             taken += 1
-            size += len(waiting.text)
+            size += sum(map(len, waiting.texts))
             if size >= BATCH_CHARS:
                 break
         batch, self._waiting = self._waiting[:taken], self._waiting[taken:]
         work = asyncio.get_running_loop().run_in_executor(self._thread, _encode, batch)
         work.add_done_callback(lambda result: self._finished(batch, result))
 
-    def _finished(
-        self, batch: list[_Waiting], result: asyncio.Future[dict[_Waiting, bytes]]
-    ) -> None:
+    def _finished(self, batch: list[_Waiting], result: asyncio.Future[list[list[bytes]]]) -> None:
         self._busy = False
         if self._waiting and not result.cancelled():
             self._start()
-        for waiting in batch:
-            # A client that left has cancelled its future.
+        error = None if result.cancelled() else result.exception()
+        for place, waiting in enumerate(batch):
+            # Who left has cancelled its future.
             if waiting.done.done():
                 continue
             if result.cancelled():
                 waiting.done.cancel()
-            elif (error := result.exception()) is not None:
+            elif error is not None:
                 waiting.done.set_exception(error)
             else:
-                waiting.done.set_result(result.result()[waiting])
+                waiting.done.set_result(result.result()[place])
 
 
-def _encode(batch: list[_Waiting]) -> dict[_Waiting, bytes]:
+def _encode(batch: list[_Waiting]) -> list[list[bytes]]:
     """Runs in the thread: one call of the tokenizer for all that share model and mode."""
-    alike: dict[tuple[int, bool], list[_Waiting]] = {}
-    for waiting in batch:
-        alike.setdefault((id(waiting.tokenizer), waiting.special), []).append(waiting)
-    encoded = {}
-    for group in alike.values():
-        first = group[0]
-        ids = first.tokenizer.encode_all([w.text for w in group], first.special)
-        for waiting, tokens in zip(group, ids, strict=True):
-            encoded[waiting] = token_bytes(tokens)
+    alike: dict[tuple[int, bool], list[int]] = {}
+    for place, waiting in enumerate(batch):
+        alike.setdefault((id(waiting.tokenizer), waiting.special), []).append(place)
+    encoded: list[list[bytes]] = [[] for _ in batch]
+    for (_, special), places in alike.items():
+        texts = [text for place in places for text in batch[place].texts]
+        ids = iter(batch[places[0]].tokenizer.encode_all(texts, special))
+        for place in places:
+            encoded[place] = [token_bytes(next(ids)) for _ in batch[place].texts]
     return encoded

@@ -7,9 +7,10 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from gateway.prompt.memo import holds
 from gateway.prompt.reader import Prompts
 from gateway.prompt.tokenizer import TokenizerMissing, load_tokenizer
-from gateway.prompt.verify import Tokenize, first_mismatch
+from gateway.prompt.verify import TEXTS, Tokenize, first_mismatch
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +55,8 @@ class TokenizerSource:
         mismatch = await first_mismatch(name, local, tokenize)
         if mismatch is not None:
             return f"token ids differ from the engine's on the probe {mismatch!r}"
-        self._prompts.use_exact(name, local)
+        by_pieces = await asyncio.to_thread(holds, local, list(TEXTS.values()))
+        self._prompts.use_exact(name, local, by_pieces)
         return None
 
 

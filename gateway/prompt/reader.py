@@ -9,6 +9,7 @@ import orjson
 from gateway.core.blocks import Prompt, token_bytes
 from gateway.prompt.batches import Batches
 from gateway.prompt.chat_template import TemplateFailed
+from gateway.prompt.memo import MEMO_BYTES, Memo
 from gateway.prompt.tokenizer import ModelTokenizer
 
 _INLINE_CHARS = 1024
@@ -36,13 +37,14 @@ class Prompts:
 
     def __init__(self) -> None:
         self._exact: dict[str, ModelTokenizer] = {}
+        self._memos: dict[str, Memo] = {}
         self._batches = Batches()
 
-    def use_exact(self, model: str, tokenizer: ModelTokenizer) -> None:
+    def use_exact(self, model: str, tokenizer: ModelTokenizer, by_pieces: bool = False) -> None:
+        """``by_pieces``: the ids of its text may be joined from those of its pieces."""
         self._exact[model] = tokenizer
-
-    def use_bytes(self, model: str) -> None:
-        self._exact.pop(model, None)
+        if by_pieces:
+            self._memos[model] = Memo(tokenizer, self._batches, MEMO_BYTES)
 
     def close(self) -> None:
         self._batches.close()
@@ -65,22 +67,27 @@ class Prompts:
         if endpoint == "completions" and (ids := _token_ids(fields.get("prompt"))) is not None:
             return ids
         model = fields.get("model")
-        tokenizer = self._exact.get(model) if isinstance(model, str) else None
-        if tokenizer is None:
+        if not isinstance(model, str) or model not in self._exact:
             raise NotExact("no_tokenizer")
+        tokenizer = self._exact[model]
+        memo = self._memos.get(model)
         if endpoint == "completions":
-            return await self._encode(tokenizer, _text(fields), _adds_special(fields))
+            return await self._encode(tokenizer, memo, _text(fields), _adds_special(fields))
         try:
             text = tokenizer.render(*_conversation(fields))
         except TemplateFailed:
             raise NotExact("template") from None
-        return await self._encode(tokenizer, text, False)
+        return await self._encode(tokenizer, memo, text, False)
 
-    async def _encode(self, tokenizer: ModelTokenizer, text: str, special: bool) -> bytes:
+    async def _encode(
+        self, tokenizer: ModelTokenizer, memo: Memo | None, text: str, special: bool
+    ) -> bytes:
         try:
             if len(text) <= _INLINE_CHARS:
                 return token_bytes(tokenizer.encode(text, special))
-            return await self._batches.encode(tokenizer, text, special)
+            if memo is not None:
+                return await memo.encode(text, special)
+            return (await self._batches.submit(tokenizer, [text], special))[0]
         except UnicodeError:  # a lone surrogate
             raise NotExact("not_text") from None
 

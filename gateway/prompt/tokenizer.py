@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 from tokenizers import Tokenizer
 
+from gateway.core.blocks import token_bytes
 from gateway.prompt.chat_template import ChatTemplate, TemplateFailed
 
 
@@ -30,6 +31,12 @@ class ModelTokenizer:
         """The same for several texts, spread over cores."""
         found = self.tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in found]
+
+    def around(self) -> tuple[bytes, bytes]:
+        """The ids that ``add_special_tokens`` puts before and behind a text, as bytes."""
+        inner, whole = self.encode("a", False), self.encode("a", True)
+        at = next(i for i in range(len(whole)) if whole[i : i + len(inner)] == inner)
+        return token_bytes(whole[:at]), token_bytes(whole[at + len(inner) :])
 
     def render(self, messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:
         """Raises TemplateFailed."""
