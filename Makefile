@@ -25,7 +25,8 @@ lint: venv ## ruff and mypy
 	@$(VENV)/bin/ruff check --quiet .
 	@$(VENV)/bin/mypy
 
-bench: model ## side-by-side measurements
+bench: model ## side-by-side measurements, also as JSON in build/bench.json
+	@deploy/test-tools.sh wrk:wrk
 	@exec $(VENV)/bin/python tests/bench/run.py $(ARGS)
 
 test-engine: ## contract and engine tests on another vLLM: make test-engine VLLM=0.28.0

@@ -2,7 +2,7 @@
 # The programs that tests start, as COMMAND:DEBIAN_PACKAGE. As root with apt the missing ones are installed;
 # elsewhere they are named, and the tests that need them fail.
 set -euo pipefail
-tools=(curl:curl prometheus:prometheus)
+tools=(curl:curl prometheus:prometheus "$@")
 
 missing=()
 for tool in "${tools[@]}"; do

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 import os
+import resource
 import sys
 from collections.abc import Callable
 from typing import Annotated, Any, NoReturn, get_args, get_origin
@@ -91,6 +93,9 @@ def _plans(settings: Settings, arguments: tuple[str, ...]) -> tuple[list[Any], b
 
 def _run(main: Any, settings: Settings) -> None:
     """Run on uvloop; failures that the operator can mend end with one line, not a traceback."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # Each request in flight takes two descriptors, and the usual soft limit is 1024.
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     import uvloop
 
     from gateway.prompt.tokenizer import TokenizerMissing
@@ -130,11 +135,10 @@ def _toml(value: object) -> str:
         return str(value).lower()
     if isinstance(value, list):
         return "[" + ", ".join(_toml(item) for item in value) + "]"
-    return (
-        str(value)
-        if isinstance(value, (int, float))
-        else '"' + str(value).replace("\\", "\\\\").replace('"', '\\"') + '"'
-    )
+    if isinstance(value, (int, float)):
+        return str(value)
+    # TOML's strings are JSON's, but for the one control character that JSON leaves as it is.
+    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _with_settings(command: Callable[..., None], left_out: frozenset[str]) -> Callable[..., None]:

@@ -7,7 +7,7 @@ of that event. All other bytes pass untouched, in order, as soon as they came, h
 
 from __future__ import annotations
 
-import re
+from collections import deque
 
 import orjson
 
@@ -20,7 +20,9 @@ _NOTHING = b"[]"
 
 _CHOICE = (b'"choices":[{', b'"choices": [{')
 _END = b"\n\n"
-_DONE = re.compile(rb"(?:\A|[\r\n])data: ?\[DONE\](?:\r\n|\r|\n){2,}\Z")
+_DONE = b"data: [DONE]"
+_FAILED = b'\ndata: {"error":'
+_LINE_ENDS = (b"", b"\n", b"\r")
 _ABORTED = b'"finish_reason":"abort"'
 _TAIL_BYTES = 4096
 _MOST_PIECES = 64
@@ -65,13 +67,17 @@ class EventStream:
     @property
     def ended(self) -> bool:
         """Whether the worker wrote the end of the stream."""
-        return _DONE.search(self._last()) is not None
+        last = self._last()
+        lines = last.rstrip(b"\r\n")
+        before = lines[: -len(_DONE)][-1:]
+        return len(last) - len(lines) >= 2 and lines.endswith(_DONE) and before in _LINE_ENDS
 
     @property
     def complete(self) -> bool:
-        """Whether the answer is whole: vLLM stopped by SIGTERM also writes ``[DONE]``, but its
-        finish reason is ``abort``."""
-        return self.ended and _ABORTED not in self._last()
+        """Whether the answer is whole: vLLM also writes ``[DONE]`` when it was stopped (the finish
+        reason is ``abort``) and when its engine died (an error is the last event)."""
+        last = self._last()
+        return self.ended and _ABORTED not in last and _FAILED not in b"\n" + last
 
     @property
     def between_events(self) -> bool:
@@ -147,25 +153,28 @@ def _any(keys: tuple[bytes, bytes], data: bytes) -> bool:
     return keys[0] in data or keys[1] in data
 
 
-_MAX_PLAIN_BYTES = 8 << 20
-"""Answers over this are counted as without usage: keeping them would cost the gateway memory."""
+_PLAIN_TAIL_BYTES = 128 * 1024
+"""Of a plain answer so much is kept: behind ``usage`` vLLM writes the prompt's token ids if they
+were asked for. Were that more, the answer would count as one without usage."""
 
 
 class PlainAnswer:
-    """An answer in one JSON body: everything passes, the end is kept to read the usage.
-
-    vLLM writes ``usage`` after the choices; the last bytes hold it unless token ids or prompt
-    log-probabilities were asked for, whose size is the client's choice.
-    """
+    """An answer in one JSON body: everything passes, its end is kept to read the usage."""
 
     def __init__(self) -> None:
-        self._chunks: list[bytes] = []
-        self._bytes = 0
+        self._tail: deque[bytes] = deque()
+        self._tail_bytes = 0
+        self._aborted = False
+        self._edge = b""
 
     def feed(self, data: bytes) -> bytes:
-        if self._bytes < _MAX_PLAIN_BYTES:
-            self._chunks.append(data)
-            self._bytes += len(data)
+        joined = self._edge + data
+        self._aborted |= _ABORTED in joined
+        self._edge = joined[-len(_ABORTED) :]
+        self._tail.append(data)
+        self._tail_bytes += len(data)
+        while self._tail_bytes - len(self._tail[0]) >= _PLAIN_TAIL_BYTES:
+            self._tail_bytes -= len(self._tail.popleft())
         return data
 
     def finish(self) -> bytes:
@@ -173,9 +182,8 @@ class PlainAnswer:
 
     @property
     def usage(self) -> Usage | None:
-        whole = self._bytes < _MAX_PLAIN_BYTES
-        return find_usage(b"".join(self._chunks)) if whole else None
+        return find_usage(b"".join(self._tail)[-_PLAIN_TAIL_BYTES:])
 
     @property
     def complete(self) -> bool:
-        return _ABORTED not in b"".join(self._chunks)
+        return not self._aborted

@@ -89,7 +89,7 @@ class Prompt:
 def hash_blocks(data: bytes, step_bytes: int, seed: bytes) -> list[BlockHash]:
     """``h_i = H(seed, data_0 ... data_i)`` over the full steps of ``data``; a rest has no hash."""
     # Blocks of another size are other blocks, also where they end at the same byte.
-    state = blake2b(b"%d\0%b" % (step_bytes, seed), digest_size=_DIGEST_BYTES)
+    state = blake2b(b"%d %d %b" % (step_bytes, len(seed), seed), digest_size=_DIGEST_BYTES)
     digests = []
     for start in range(0, len(data) - step_bytes + 1, step_bytes):
         state.update(data[start : start + step_bytes])

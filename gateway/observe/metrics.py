@@ -7,6 +7,7 @@ absent, never 0. Labels are bounded: worker ids, outcomes, reasons and modes fro
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -51,69 +52,50 @@ class Metrics:
     """Owns the registry; ``request_ended`` is called once per request."""
 
     def __init__(self) -> None:
-        self.registry = registry = CollectorRegistry()
+        self.registry = CollectorRegistry()
         self._ends: dict[str, _Ends] = {}
         self._tokens: dict[str, _Tokens] = {}
-        worker = ("worker",)
         self._requests = Counter(
-            "gateway_requests", "Requests ended", ("outcome", "worker"), registry=registry
-        )
-        self._prompt = Counter(
-            "gateway_prompt_tokens",
-            "Prompt tokens of answers with usage",
-            worker,
-            registry=registry,
-        )
-        self._predicted = Counter(
-            "gateway_predicted_cached_tokens",
-            "Prompt tokens that placement expected in the worker's cache",
-            worker,
-            registry=registry,
-        )
-        self._delivered = Counter(
-            "gateway_delivered_cached_tokens",
-            "Prompt tokens that the engine reports to have had in its cache",
-            worker,
-            registry=registry,
-        )
-        self._without_usage = Counter(
-            "gateway_answers_without_usage",
-            "Answers that told no cached tokens, left out of every cache figure",
-            worker,
-            registry=registry,
-        )
-        self._error = Histogram(
-            "gateway_prediction_error_tokens",
-            "Predicted less delivered cached tokens of one request",
-            worker,
-            buckets=_ERROR_TOKENS,
-            registry=registry,
-        )
-        self._first_byte = Histogram(
-            "gateway_time_to_first_byte_seconds",
-            "From the request's arrival to the first byte of the answer's body",
-            worker,
-            buckets=_SECONDS,
-            registry=registry,
-        )
-        self._duration = Histogram(
-            "gateway_request_duration_seconds",
-            "From the request's arrival to its end",
-            worker,
-            buckets=_SECONDS,
-            registry=registry,
-        )
-        self._overhead = Histogram(
-            "gateway_overhead_seconds",
-            "The gateway's own time: from the last byte of the request to its placement",
-            buckets=_OVERHEAD,
-            registry=registry,
+            "gateway_requests", "Requests ended", ("outcome", "worker"), registry=self.registry
         )
         self._fallback = Counter(
             "gateway_affinity_fallback",
             "Requests placed without exact prompt tokens, by reason",
             ("reason",),
-            registry=registry,
+            registry=self.registry,
+        )
+        self._prompt = self._counter("prompt_tokens", "Prompt tokens of answers with usage")
+        self._predicted = self._counter(
+            "predicted_cached_tokens", "Prompt tokens that placement expected in the cache"
+        )
+        self._delivered = self._counter(
+            "delivered_cached_tokens", "Prompt tokens that the engine reports from its cache"
+        )
+        self._without_usage = self._counter(
+            "answers_without_usage", "Answers without cached tokens, left out of every cache figure"
+        )
+        self._error = self._histogram(
+            "prediction_error_tokens", "Predicted less delivered cached tokens", _ERROR_TOKENS
+        )
+        self._first_byte = self._histogram(
+            "time_to_first_byte_seconds", "From arrival to the first byte of the body", _SECONDS
+        )
+        self._duration = self._histogram(
+            "request_duration_seconds", "From a request's arrival to its end", _SECONDS
+        )
+        self._overhead = Histogram(
+            "gateway_overhead_seconds",
+            "The gateway's own time: from the last byte of the request to its placement",
+            buckets=_OVERHEAD,
+            registry=self.registry,
+        )
+
+    def _counter(self, name: str, text: str) -> Counter:
+        return Counter(f"gateway_{name}", text, ("worker",), registry=self.registry)
+
+    def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
+        return Histogram(
+            f"gateway_{name}", text, ("worker",), buckets=buckets, registry=self.registry
         )
 
     def request_ended(self, record: Record, now: float) -> None:

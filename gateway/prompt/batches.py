@@ -1,21 +1,25 @@
-"""Tokenising off the event loop: one thread that takes whatever waits, together.
+"""Tokenising off the event loop: a few threads that take what waits, a little at a time.
 
 A burst of prompts handed to threads one by one would cost each of them a fight for the interpreter
-lock with the busy event loop. Together they cost one, and the tokenizer spreads them over cores.
+lock with the busy event loop; in one big batch the last would hold up the first.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 from gateway.core.blocks import token_bytes
 from gateway.prompt.tokenizer import ModelTokenizer
 
-BATCH_CHARS = 64 * 1024 * max(2, os.cpu_count() or 1)
-"""Text taken at once: some tens of milliseconds, so that nobody waits long for the others."""
+BATCH_CHARS = 32 * 1024
+"""Text that a thread takes at once: some 10 ms of work."""
+
+MOST_THREADS = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,12 +31,12 @@ class _Waiting:
 
 
 class Batches:
-    """Owns the thread and the queue in front of it; first come, first served."""
+    """Owns the threads and the queue in front of them; first come, first served."""
 
     def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
-        self._waiting: list[_Waiting] = []
-        self._busy = False
+        self._free = min(MOST_THREADS, max(1, (os.cpu_count() or 1) // 2))
+        self._threads = ThreadPoolExecutor(self._free, thread_name_prefix="tokenize")
+        self._waiting: deque[_Waiting] = deque()
 
     def submit(
         self, tokenizer: ModelTokenizer, texts: list[str], special: bool
@@ -40,28 +44,26 @@ class Batches:
         """The ids of each text as ``token_bytes`` gives them; fails as the tokenizer fails."""
         done: asyncio.Future[list[bytes]] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Waiting(tokenizer, texts, special, done))
-        if not self._busy:
-            self._start()
+        self._start()
         return done
 
     def close(self) -> None:
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _start(self) -> None:
-        self._busy = True
-        size = taken = 0
-        for waiting in self._waiting:
-            taken += 1
-            size += sum(map(len, waiting.texts))
-            if size >= BATCH_CHARS:
-                break
-        batch, self._waiting = self._waiting[:taken], self._waiting[taken:]
-        work = asyncio.get_running_loop().run_in_executor(self._thread, _encode, batch)
-        work.add_done_callback(lambda result: self._finished(batch, result))
+        while self._free and self._waiting:
+            batch: list[_Waiting] = []
+            size = 0
+            while self._waiting and size < BATCH_CHARS:
+                batch.append(self._waiting.popleft())
+                size += sum(map(len, batch[-1].texts))
+            self._free -= 1
+            work = asyncio.get_running_loop().run_in_executor(self._threads, _encode, batch)
+            work.add_done_callback(partial(self._finished, batch))
 
     def _finished(self, batch: list[_Waiting], result: asyncio.Future[list[list[bytes]]]) -> None:
-        self._busy = False
-        if self._waiting and not result.cancelled():
+        self._free += 1
+        if not result.cancelled():
             self._start()
         error = None if result.cancelled() else result.exception()
         for place, waiting in enumerate(batch):

@@ -25,6 +25,9 @@ MEMO_BYTES = 256 << 20
 """Bound of all remembered ids (four bytes each) and keys."""
 
 _ENTRY_BYTES = 200
+_ACROSS = re.compile(r"[A-Za-z][ \u0120\u2581]")
+"""A token of the vocabulary that goes on behind a word; spaces as tokenizers write them."""
+
 _SEAM = re.compile(r"(?<=[A-Za-z]) (?=[A-Za-z])")
 
 
@@ -44,6 +47,8 @@ def pieces(text: str) -> list[str]:
 
 def holds(tokenizer: ModelTokenizer, texts: list[str]) -> bool:
     """Whether joining the ids of pieces gives the ids of the whole, tried at every seam."""
+    if any(_ACROSS.search(token) for token in tokenizer.tokenizer.get_vocab()):
+        return False
     for token in tokenizer.tokenizer.get_added_tokens_decoder().values():
         # A seam inside of a special token, or beside one that swallows spaces, is none.
         if (
