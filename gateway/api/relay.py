@@ -206,9 +206,11 @@ class _Relayed:
     ) -> None:
         """The rest of a stream, each piece written to the client as it comes from the worker."""
 
+        feed, write_chunk = answer.feed, client.write_chunk
+
         def forward(data: bytes) -> None:
-            if passed := answer.feed(data):
-                client.write_chunk(passed)
+            if passed := feed(data):
+                write_chunk(passed)
 
         client.paused, client.resumed = exchange.pause, exchange.resume
         if client.blocked:

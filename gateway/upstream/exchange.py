@@ -26,9 +26,8 @@ class Exchange:
     """
 
     __slots__ = (
-        "_chunks", "_connection", "_ended", "_error", "_forward", "_head_seconds", "_heard",
-        "_idle_seconds", "_loop", "_paused", "_pool", "_slow", "_unread_bytes", "_waiter",
-        "headers", "status",
+        "_chunks", "_connection", "_ended", "_error", "_head_seconds", "_idle_seconds", "_loop",
+        "_paused", "_pool", "_slow", "_unread_bytes", "_waiter", "headers", "status",
     )  # fmt: skip
 
     def __init__(self, pool: Pool, head_seconds: float, idle_seconds: float) -> None:
@@ -45,8 +44,6 @@ class Exchange:
         self._ended = False
         self._error: UpstreamError | None = None
         self._waiter: asyncio.Future[bool] | None = None
-        self._forward: Callable[[bytes], None] | None = None
-        self._heard = False
 
     @property
     def complete(self) -> bool:
@@ -90,11 +87,15 @@ class Exchange:
         """
         if self._chunks:
             forward(self._take())
-        self._forward = forward
+        connection = self._connection
+        if connection is not None and not self._ended:
+            connection.deliver = forward
         silent = 0
         while not self._ended and not await self._woken(self._idle_seconds / _IDLE_LOOKS):
-            silent = 0 if self._heard or self._paused else silent + 1
-            self._heard = False
+            heard = connection is not None and connection.heard
+            silent = 0 if heard or self._paused else silent + 1
+            if connection is not None:
+                connection.heard = False
             if silent >= _IDLE_LOOKS:
                 raise self._idle()
         if self._error is not None:
@@ -124,10 +125,6 @@ class Exchange:
         self._wake()
 
     def body(self, data: bytes) -> None:
-        if self._forward is not None:
-            self._heard = True
-            self._forward(data)
-            return
         self._chunks.append(data)
         self._unread_bytes += len(data)
         if self._unread_bytes > HIGH_WATER_BYTES:
@@ -176,7 +173,7 @@ class Exchange:
         if wanted == self._paused or self._connection is None:
             return
         self._paused = wanted
-        self._heard = True
+        self._connection.heard = True
         if wanted:
             self._connection.pause()
         else:

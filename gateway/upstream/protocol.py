@@ -10,6 +10,7 @@ Rules:
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Protocol, cast
 
 import httptools
@@ -32,18 +33,24 @@ class Sink(Protocol):
 
 
 class Connection(asyncio.Protocol):
-    """An HTTP/1.1 client connection on httptools."""
+    """An HTTP/1.1 client connection on httptools.
+
+    ``deliver`` takes the body: the sink's ``body``, unless who awaits it puts another in its place.
+    ``heard`` is set by each piece of a body.
+    """
 
     def __init__(self) -> None:
         self.transport: asyncio.Transport = cast(asyncio.Transport, None)
         self.closed = False
         self.reusable = False
         self.idle_since = 0.0
+        self.heard = False
         self._sink: Sink | None = None
         # The parser calls this for each piece of a body. Those of one read go to the sink together:
         # a write for each would cost a system call.
         self._pieces: list[bytes] = []
         self.on_body = self._pieces.append
+        self.deliver: Callable[[bytes], None] = self._pieces.append
         self._exchanges = 0
         self._head_request = False
 
@@ -66,6 +73,7 @@ class Connection(asyncio.Protocol):
         except httptools.HttpParserError as error:
             self._fail(BadAnswer(f"the worker's answer is not HTTP: {error}"))
         if self._pieces:
+            self.heard = True
             self._flush()
         elif not self._head_done and self._head_bytes > MAX_HEAD_BYTES and self._sink is not None:
             self._fail(_too_long())
@@ -89,6 +97,7 @@ class Connection(asyncio.Protocol):
         if self._sink is not None:
             raise RuntimeError("the connection is busy")
         self._sink = sink
+        self.deliver = sink.body
         self._exchanges += 1
         self._head_request = head.startswith(b"HEAD ")
         self._head_bytes = 0
@@ -162,7 +171,7 @@ class Connection(asyncio.Protocol):
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         pieces.clear()
         if self._sink is not None:
-            self._sink.body(data)
+            self.deliver(data)
 
     def _finish(self, error: UpstreamError | None) -> None:
         if self._pieces:
