@@ -17,7 +17,7 @@ class ApiError(Exception):
     status: int
     kind: str
     message: str
-    code: str | None = None
+    code: str | int | None = None
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
 
     @property
@@ -80,6 +80,16 @@ def stopping() -> ApiError:
         "stopping",
         [(b"retry-after", b"5"), (b"connection", b"close")],
     )
+
+
+def told_by_worker(status: int, body: bytes) -> ApiError:
+    """A worker's own error, for a stream whose head is out already."""
+    try:
+        error = orjson.loads(body)["error"]
+        return ApiError(status, str(error["type"]), str(error["message"]), error.get("code"))
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        text = body.decode(errors="replace").strip()[:2000] or f"the worker answers {status}"
+        return ApiError(status, "api_error", text)
 
 
 def upstream_failed(error: UpstreamError) -> ApiError:

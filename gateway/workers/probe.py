@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,8 +32,10 @@ class WorkerClient:
 
     def __init__(self, url: str) -> None:
         limits = httpx.Limits(max_connections=4, keepalive_expiry=2.0)
+        # The same trust as the data plane's, which follows SSL_CERT_FILE; none to load for http.
+        trust = ssl.create_default_context() if url.startswith("https://") else False
         self._client = httpx.AsyncClient(
-            base_url=url, trust_env=False, timeout=_ANSWER_SECONDS, limits=limits
+            base_url=url, trust_env=False, timeout=_ANSWER_SECONDS, limits=limits, verify=trust
         )
 
     async def close(self) -> None:
