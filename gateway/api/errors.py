@@ -17,7 +17,7 @@ class ApiError(Exception):
     status: int
     kind: str
     message: str
-    code: str | int | None = None
+    code: str | None = None
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
 
     @property
@@ -82,14 +82,16 @@ def stopping() -> ApiError:
     )
 
 
-def told_by_worker(status: int, body: bytes) -> ApiError:
-    """A worker's own error, for a stream whose head is out already."""
+def told_by_worker(status: int, body: bytes) -> bytes:
+    """A worker's own error on one line, for a stream whose head is out already."""
     try:
         error = orjson.loads(body)["error"]
-        return ApiError(status, str(error["type"]), str(error["message"]), error.get("code"))
+        if isinstance(error, dict):
+            return orjson.dumps({"error": error})
     except (orjson.JSONDecodeError, KeyError, TypeError):
-        text = body.decode(errors="replace").strip()[:2000] or f"the worker answers {status}"
-        return ApiError(status, "api_error", text)
+        pass
+    text = body.decode(errors="replace").strip()[:2000] or f"the worker answers {status}"
+    return ApiError(status, "api_error", text).body
 
 
 def upstream_failed(error: UpstreamError) -> ApiError:

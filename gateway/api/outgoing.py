@@ -60,8 +60,11 @@ class Outgoing:
         if not self.started:
             await self._answer(error, worker)
         elif self.streaming:
-            # The empty line ends an event of which only a part had come.
-            await self.piece(b"\n\ndata: " + error.body + b"\n\n")
+            await self.event(error.body)
+
+    async def event(self, data: bytes) -> None:
+        """One event of ours. The empty line ends one of which only a part had come."""
+        await self.piece(b"\n\ndata: " + data + b"\n\n")
 
     def direct(self) -> ClientProtocol | None:
         """The connection, if chunks may be written to it straight."""

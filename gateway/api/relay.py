@@ -166,7 +166,7 @@ class _Relayed:
         while data := await exchange.read():
             body = (body + data)[:_MOST_ERROR_BYTES]
         self._ended(PlainAnswer(), exchange.status)
-        await self._out.fail(errors.told_by_worker(exchange.status, body), self.record.worker)
+        await self._out.event(errors.told_by_worker(exchange.status, body))
 
     async def _stream(
         self, exchange: Exchange, reservation: Reservation, answer: EventStream
