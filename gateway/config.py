@@ -72,6 +72,7 @@ class Settings(BaseSettings):
         None, description="Silence after which a stream gets a comment line; off by default."
     )
     probe_seconds: Seconds = Field(1.0, description="Time between two looks at a worker.")
+    scrape_seconds: Seconds = Field(5.0, description="Time between two scrapes of its metrics.")
     start_seconds: Seconds = Field(1800.0, description="Limit for a worker to become ready (up).")
     drain_seconds: Seconds = Field(30.0, description="What running requests get at SIGTERM.")
     state_dir: Path = Field(

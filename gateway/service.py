@@ -31,7 +31,7 @@ from gateway.observe.state import EngineFigures, Sources, StateCollector
 from gateway.prompt.models import TokenizerSource
 from gateway.prompt.reader import Prompts
 from gateway.upstream.pool import Pool
-from gateway.workers.fleet import Fleet, Hooks
+from gateway.workers.fleet import Every, Fleet, Hooks
 from gateway.workers.probe import Limits, WorkerClient
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,9 @@ class Service:
         self.prompts = Prompts()
         self.source = TokenizerSource(self.prompts, tokenizer, settings.chat_template)
         hooks = Hooks(self._moved, self._identified, self._ready)
-        self.fleet = Fleet(self.router, hooks, limits, settings.probe_seconds)
+        self.fleet = Fleet(
+            self.router, hooks, limits, Every(settings.probe_seconds, settings.scrape_seconds)
+        )
         self.metrics.registry.register(StateCollector(self._sources()))
         self.metrics.registry.register(GcPauseCollector(lambda: self.gc_folders, self._own_pauses))
         relay_limits = RelayLimits(

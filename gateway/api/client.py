@@ -59,6 +59,11 @@ class ClientProtocol(HttpToolsProtocol):
             head = _SIZES[size] if size < len(_SIZES) else b"%x\r\n" % size
             transport.write(b"".join((head, data, b"\r\n")))
 
+    def write_raw(self, data: bytes) -> None:
+        """Whole chunks, framed already."""
+        if not self.transport.is_closing():
+            self.transport.write(data)
+
     @property
     def blocked(self) -> bool:
         return self.flow.write_paused

@@ -207,6 +207,13 @@ class _Relayed:
         """The rest of a stream, each piece written to the client as it comes from the worker."""
 
         feed, write_chunk = answer.feed, client.write_chunk
+        passes, write_raw = answer.through, client.write_raw
+
+        def through(framed: bytes) -> bool:
+            if passes(framed):
+                write_raw(framed)
+                return True
+            return False
 
         def forward(data: bytes) -> None:
             if passed := feed(data):
@@ -216,7 +223,7 @@ class _Relayed:
         if client.blocked:
             exchange.pause()
         try:
-            await exchange.divert(forward)
+            await exchange.divert(forward, through)
         finally:
             client.paused = client.resumed = None
 

@@ -22,6 +22,10 @@ _CHOICE = (b'"choices":[{', b'"choices": [{')
 _END = b"\n\n"
 _DONE = b"data: [DONE]"
 _FAILED = b'\ndata: {"error":'
+_FRAMED_END = b"\n\n\r\n"
+_LEAST_FRAMED = 64
+"""Shorter than any chunk with an event of a model, longer than the one with ``[DONE]``."""
+
 _LINE_ENDS = (b"", b"\n", b"\r")
 _ABORTED = b'"finish_reason":"abort"'
 _TAIL_BYTES = 4096
@@ -42,6 +46,24 @@ class EventStream:
         self._held = b""
         self._inside = False
         self._newline = False
+        self._through = b""
+
+    def through(self, framed: bytes) -> bool:
+        """Whether these bytes, which begin with a chunk, are one whole chunk of whole events that
+        all pass: nothing is withheld from them, and they are not the end. Nearly all of a stream is
+        of that kind, and may go on as it came.
+        """
+        if framed[-4:] != _FRAMED_END or len(framed) < _LEAST_FRAMED or _NOTHING in framed:
+            return False
+        at = framed.find(b"\r\n")
+        try:
+            whole = int(framed[:at], 16) == len(framed) - at - 4
+        except ValueError:  # a chunk extension
+            return False
+        if not whole or self._held or self._inside:
+            return False
+        self._through = framed
+        return True
 
     def feed(self, data: bytes) -> bytes:
         """The bytes to pass on for the bytes that came; may be empty."""
@@ -76,8 +98,8 @@ class EventStream:
     def complete(self) -> bool:
         """Whether the answer is whole: vLLM also writes ``[DONE]`` when it was stopped (the finish
         reason is ``abort``) and when its engine died (an error is the last event)."""
-        last = self._last()
-        return self.ended and _ABORTED not in last and _FAILED not in b"\n" + last
+        last = self._through + b"\n" + self._last()
+        return self.ended and _ABORTED not in last and _FAILED not in last
 
     @property
     def between_events(self) -> bool:

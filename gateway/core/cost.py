@@ -50,6 +50,9 @@ _LEAST = Coefficients(1e-4, 1e-6, 0.0)
 
 _SAME_STEP_SHARE = 0.1
 
+_EACH_AT_FIRST, _THEN_EVERY = 50, 10
+"""Steps after which the coefficients are solved for: later ones change them little."""
+
 Terms = tuple[float, float, float]
 
 
@@ -86,6 +89,7 @@ class PrefillFit:
         self._squares = [[0.0] * 3 for _ in range(3)]
         self._products = [0.0] * 3
         self._steps: dict[str, _Step] = {}
+        self._learnt = 0
 
     def seconds(self, uncached_tokens: int, cached_tokens: int) -> float:
         return self.coefficients.seconds(uncached_tokens, cached_tokens)
@@ -113,6 +117,9 @@ class PrefillFit:
             self._squares[i][j] = _FORGET * self._squares[i][j] + terms[i] * terms[j]
         pairs = zip(self._products, terms, strict=True)
         self._products = [_FORGET * p + t * seconds for p, t in pairs]
+        self._learnt += 1
+        if self._learnt > _EACH_AT_FIRST and self._learnt % _THEN_EVERY:
+            return
         a, b, e = self._solve()
         self.coefficients = Coefficients(
             max(a, _LEAST.a), max(b / 1e3, _LEAST.b), max(e / 1e6, _LEAST.e)

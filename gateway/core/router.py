@@ -128,6 +128,7 @@ class Router:
         usage = result.usage
         if usage is None or usage.completion_tokens <= 0:
             return
+        worker.answers += 1
         worker.estimates.decode.observe(usage.completion_tokens)
         if reservation.stream and decoding_since is not None and now > decoding_since:
             busy = (now - decoding_since) / sharing

@@ -71,6 +71,7 @@ class Worker:
     draining: bool = False
     reason: str = "not started"
     in_flight: int = 0
+    answers: int = 0
     decode_seconds: float = 0.0
     _waiting: OrderedDict[int, Reservation] = field(default_factory=OrderedDict)
     _waiting_seconds: float = 0.0

@@ -80,16 +80,20 @@ class Exchange:
                 raise self._idle()
         return self._take()
 
-    async def divert(self, forward: Callable[[bytes], None]) -> None:
+    async def divert(
+        self, forward: Callable[[bytes], None], through: Callable[[bytes], bool]
+    ) -> None:
         """Give each further piece of the body to ``forward`` as it comes, until the body's end.
 
-        ``forward`` is called on the event loop and must not block. Raises UpstreamError.
+        ``through`` gets what the socket brought first, where a chunk begins, and may take it as it
+        is. Both are called on the event loop and must not block. Raises UpstreamError.
         """
         if self._chunks:
             forward(self._take())
         connection = self._connection
         if connection is not None and not self._ended:
             connection.deliver = forward
+            connection.through = through
         silent = 0
         while not self._ended and not await self._woken(self._idle_seconds / _IDLE_LOOKS):
             heard = connection is not None and connection.heard

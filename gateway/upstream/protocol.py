@@ -36,7 +36,8 @@ class Connection(asyncio.Protocol):
     """An HTTP/1.1 client connection on httptools.
 
     ``deliver`` takes the body: the sink's ``body``, unless who awaits it puts another in its place.
-    ``heard`` is set by each piece of a body.
+    ``heard`` is set by each piece of a body. ``through`` may take what begins with a new chunk as
+    it came from the socket, framing and all; if it returns False the parser gets it.
     """
 
     def __init__(self) -> None:
@@ -45,6 +46,8 @@ class Connection(asyncio.Protocol):
         self.reusable = False
         self.idle_since = 0.0
         self.heard = False
+        self.through: Callable[[bytes], bool] | None = None
+        self._boundary = self._in_chunk = False
         self._sink: Sink | None = None
         # The parser calls this for each piece of a body. Those of one read go to the sink together:
         # a write for each would cost a system call.
@@ -60,6 +63,8 @@ class Connection(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
+        if self._boundary and self.through is not None and self.through(data):
+            return
         if self._sink is None:
             # Bytes that nobody asked for: the connection is out of step.
             self.close()
@@ -72,6 +77,8 @@ class Connection(asyncio.Protocol):
             self._fail(BadAnswer("the worker switched protocols"))
         except httptools.HttpParserError as error:
             self._fail(BadAnswer(f"the worker's answer is not HTTP: {error}"))
+        # At the end of a chunk's line the next byte begins another chunk, or the end.
+        self._boundary = not self._in_chunk and self._head_done and data[-2:] == b"\r\n"
         if self._pieces:
             self.heard = True
             self._flush()
@@ -98,6 +105,8 @@ class Connection(asyncio.Protocol):
             raise RuntimeError("the connection is busy")
         self._sink = sink
         self.deliver = sink.body
+        self.through = None
+        self._boundary = self._in_chunk = False
         self._exchanges += 1
         self._head_request = head.startswith(b"HEAD ")
         self._head_bytes = 0
@@ -155,6 +164,12 @@ class Connection(asyncio.Protocol):
             # The parser cannot know that no body follows a HEAD; do not reuse the connection.
             self._finish(None)
             self.close()
+
+    def on_chunk_header(self) -> None:
+        self._in_chunk = True
+
+    def on_chunk_complete(self) -> None:
+        self._in_chunk = False
 
     def on_message_complete(self) -> None:
         if not self._head_done or self._sink is None:

@@ -35,6 +35,14 @@ class Hooks:
     ready: Callable[[WorkerId], None]
 
 
+@dataclass(frozen=True, slots=True)
+class Every:
+    """Seconds between two looks at a worker, and between two scrapes of its metrics."""
+
+    probe_seconds: float
+    scrape_seconds: float
+
+
 @dataclass(slots=True, eq=False)
 class Watched:
     """One worker of the fleet; ``task`` watches its present process."""
@@ -45,6 +53,8 @@ class Watched:
     starts: int = 0
     missed: int = 0
     process_start: float | None = None
+    scraped_at: float = 0.0
+    answers: int = 0
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
 
@@ -58,11 +68,11 @@ class Fleet:
     says.
     """
 
-    def __init__(self, router: Router, hooks: Hooks, limits: Limits, probe_seconds: float) -> None:
+    def __init__(self, router: Router, hooks: Hooks, limits: Limits, every: Every) -> None:
         self._router = router
         self._hooks = hooks
         self._limits = limits
-        self._probe_seconds = probe_seconds
+        self._every = every
         self._ending: set[asyncio.Task[None]] = set()
         self.workers: dict[WorkerId, Watched] = {}
 
@@ -128,21 +138,30 @@ class Fleet:
     async def _pause(self, watched: Watched) -> None:
         ready = self._router.workers[watched.id].ready
         try:
-            async with asyncio.timeout(self._probe_seconds if ready else _START_PROBE_SECONDS):
+            async with asyncio.timeout(
+                self._every.probe_seconds if ready else _START_PROBE_SECONDS
+            ):
                 await watched.wake.wait()
         except TimeoutError:
             pass
         watched.wake.clear()
 
     async def _look(self, watched: Watched, client: WorkerClient) -> None:
-        await client.health()
-        scrape = await self._scrape(watched, client)
-        self._note_process(watched, scrape)
-        if not self._router.workers[watched.id].ready:
-            await self._identify(watched, client, scrape)
-        watched.scrape = scrape
+        worker = self._router.workers[watched.id]
+        if not worker.ready or worker.answers == watched.answers:
+            await client.health()
+        # Whole answers since the last look say as much as a probe would, and cost nothing.
+        watched.answers = worker.answers
+        now = asyncio.get_running_loop().time()
+        if not worker.ready or now - watched.scraped_at >= self._every.scrape_seconds:
+            watched.scraped_at = now
+            scrape = await self._scrape(watched, client)
+            self._note_process(watched, scrape)
+            if not worker.ready:
+                await self._identify(watched, client, scrape)
+            watched.scrape = scrape
         watched.missed = 0
-        if not self._router.workers[watched.id].ready:
+        if not worker.ready:
             self._router.set_ready(watched.id, True)
             log.info("worker %s is ready", watched.id)
             self._hooks.ready(watched.id)
