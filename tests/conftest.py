@@ -36,21 +36,29 @@ def fake_workers() -> Iterator[list[FakeWorker]]:
 
 
 @pytest.fixture(scope="module")
-def start_module_gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartGateway]:
+def program() -> list[str]:
+    """What Python is started with to be a gateway."""
+    return ["-m", "gateway"]
+
+
+@pytest.fixture(scope="module")
+def start_module_gateway(
+    tmp_path_factory: pytest.TempPathFactory, program: list[str]
+) -> Iterator[StartGateway]:
     """Start gateways that live as long as the module."""
-    yield from _starting(tmp_path_factory.mktemp("gateway"))
+    yield from _starting(tmp_path_factory.mktemp("gateway"), program)
 
 
 @pytest.fixture
-def start_gateway(tmp_path: Path) -> Iterator[StartGateway]:
+def start_gateway(tmp_path: Path, program: list[str]) -> Iterator[StartGateway]:
     """start_gateway(*args, workers=[url, ...], env={...}, ready=200): a gateway of this test's own.
 
     `ready` is the status of `/ready` to wait for; None does not wait.
     """
-    yield from _starting(tmp_path)
+    yield from _starting(tmp_path, program)
 
 
-def _starting(folder: Path) -> Iterator[StartGateway]:
+def _starting(folder: Path, program: list[str]) -> Iterator[StartGateway]:
     mine: list[GatewayProcess] = []
 
     def start(
@@ -59,7 +67,7 @@ def _starting(folder: Path) -> Iterator[StartGateway]:
         env: dict[str, str] | None = None,
         ready: int | None = 200,
     ) -> GatewayProcess:
-        gateway = GatewayProcess(folder, workers, args, env)
+        gateway = GatewayProcess(folder, workers, args, env, program)
         mine.append(gateway)
         _running.append(gateway)
         if ready is not None:

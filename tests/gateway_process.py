@@ -60,19 +60,20 @@ class GatewayProcess:
         workers: Sequence[str],
         args: Sequence[str] = (),
         env: dict[str, str] | None = None,
+        program: Sequence[str] = ("-m", "gateway"),
     ) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log_file = folder / f"gateway-{self.port}.log"
         self._log: IO[bytes] = self.log_file.open("wb")
-        command = [sys.executable, "-m", "gateway", "serve", "--port", str(self.port)]
+        command = [sys.executable, *program, "serve", "--port", str(self.port)]
         for url in workers:
             command += ["--worker", url]
         path = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
         self.process = subprocess.Popen(
             [*command, *args],
             cwd=folder,
-            env={**os.environ, "PYTHONPATH": path, **(env or {})},
+            env={**os.environ, "GATEWAY_SCRAPE_SECONDS": "1", "PYTHONPATH": path, **(env or {})},
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=subprocess.STDOUT,
@@ -94,7 +95,12 @@ class GatewayProcess:
 
     def wait_up(self, workers: int) -> None:
         """Until so many workers take requests."""
-        until(f"{workers} workers are up", lambda: self.total("gateway_worker_up") == workers, 10)
+
+        def all_ready() -> bool:
+            states = exchange(self.url, "/ready").json()["workers"]
+            return list(states.values()).count("ready") == workers
+
+        until(f"{workers} workers are up", all_ready, 10)
 
     def log(self) -> str:
         return self.log_file.read_text(errors="replace")
@@ -127,8 +133,8 @@ class GatewayProcess:
         """Sum over the samples of this name that carry these labels; 0 where there is none."""
         return total(self.url, name, **labels)
 
-    def sockets(self) -> list[tuple[int, int, str]]:
-        """(local port, remote port, state) of the process's IPv4 sockets in a state of STATES."""
+    def sockets(self, ipv6: bool = False) -> list[tuple[int, int, str]]:
+        """(local port, remote port, state) of the process's TCP sockets in a state of STATES."""
         inodes = set()
         for entry in Path(f"/proc/{self.process.pid}/fd").iterdir():
             try:
@@ -138,8 +144,8 @@ class GatewayProcess:
             if target.startswith("socket:["):
                 inodes.add(target[len("socket:[") : -1])
         found = []
-        lines = Path(f"/proc/{self.process.pid}/net/tcp").read_text().splitlines()[1:]
-        for line in lines:
+        table = Path(f"/proc/{self.process.pid}/net/{'tcp6' if ipv6 else 'tcp'}")
+        for line in table.read_text().splitlines()[1:]:
             _, local, remote, state, rest = line.split(None, 4)
             if state in STATES and rest.split(None, 6)[5] in inodes:
                 ports = (int(address.rpartition(":")[2], 16) for address in (local, remote))

@@ -36,7 +36,7 @@ class UpProcess(GatewayProcess):
         self.process = subprocess.Popen(
             command,
             cwd=folder,
-            env={**os.environ, "PYTHONPATH": path},
+            env={**os.environ, "GATEWAY_SCRAPE_SECONDS": "1", "PYTHONPATH": path},
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=subprocess.STDOUT,

@@ -81,12 +81,12 @@ class Exchange:
         return self._take()
 
     async def divert(
-        self, forward: Callable[[bytes], None], through: Callable[[bytes], bool]
+        self, forward: Callable[[bytes], None], through: Callable[[bytes], bool] | None = None
     ) -> None:
         """Give each further piece of the body to ``forward`` as it comes, until the body's end.
 
-        ``through`` gets what the socket brought first, where a chunk begins, and may take it as it
-        is. Both are called on the event loop and must not block. Raises UpstreamError.
+        ``through``, if given, first gets what the socket brought where a chunk begins, and may take
+        it as it is. Both are called on the event loop and must not block. Raises UpstreamError.
         """
         if self._chunks:
             forward(self._take())

@@ -79,6 +79,8 @@ def leftovers(gateway: GatewayProcess, workers: list[FakeWorker]) -> list[str]:
             left += [f"{name}{dict(labels)} = {value:g}"] if value else []
     assert gauges == 2 * len(workers), "gauges of in-flight requests or connections are missing"
     sockets = gateway.sockets()
+    if any(":" in worker.host for worker in workers):
+        sockets += gateway.sockets(ipv6=True)
     carried = [c for worker in workers for c in worker.server.connections if c.carried_inference]
     established = {local for local, _, state in sockets if state == "ESTABLISHED"}
     still_open = sum(c.open and c.peer_port in established for c in carried)

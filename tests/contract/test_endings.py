@@ -178,26 +178,32 @@ def test_c04_cut_between_head_and_first_event(
     only(fake_workers)
 
 
+@pytest.mark.parametrize("how", [{}, {"rechunk_bytes": 5}], ids=["whole", "pieces"])
 @pytest.mark.parametrize("stream", [False, True])
-def test_vllm_stopped_by_sigterm_ends_with_abort(
+def test_c04_vllm_stopped_by_sigterm_ends_with_abort(
     gateway: GatewayProcess,
     fake_workers: list[FakeWorker],
     counted: Counted,
     stream: bool,
+    how: dict[str, Any],
 ) -> None:
-    script = scripted(finish_reason="abort")
+    script = scripted(finish_reason="abort", **how)
     answer = exchange(gateway.url, CHAT, chat(stream=stream), headers=script)
     assert b'"finish_reason":"abort"' in answer.body
     assert answer.body.endswith(b"data: [DONE]\n\n") == stream
     counted.is_(upstream_truncated=1)
 
 
-def test_error_event_of_the_worker_passes(
-    gateway: GatewayProcess, fake_workers: list[FakeWorker]
+@pytest.mark.parametrize("how", [{}, {"rechunk_bytes": 5}], ids=["events", "pieces"])
+def test_c04_vllm_whose_engine_dies_ends_with_an_error_event_and_done(
+    gateway: GatewayProcess, fake_workers: list[FakeWorker], counted: Counted, how: dict[str, Any]
 ) -> None:
-    answer = exchange(gateway.url, CHAT, chat(stream=True), headers=scripted(error_event=True))
+    script = scripted(error_event=True, **how)
+    answer = exchange(gateway.url, CHAT, chat(stream=True), headers=script)
     assert answer.body == bytes(only(fake_workers).answer)
     assert b"EngineCore died" in answer.body
+    assert (answer.data()[-1], answer.end) == ("[DONE]", "complete")
+    counted.is_(upstream_truncated=1)
 
 
 @pytest.mark.parametrize("cut", ["rst", "fin"])

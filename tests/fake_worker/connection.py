@@ -65,7 +65,7 @@ class Connection(asyncio.Protocol):
         self.open = True
         self.carried_inference = False
         self.peer_port = 0
-        self.transport: asyncio.Transport
+        self.transport: asyncio.Transport | None = None  # while TLS is still being agreed on
         self._serve = serve
         self._changed = changed
         self._buffer = bytearray()
@@ -141,6 +141,7 @@ class Connection(asyncio.Protocol):
         lower = {name.lower(): value for name, value in headers}
         if lower.get(b"expect", b"").lower() == b"100-continue" and not self._continued:
             self._continued = True
+            assert self.transport is not None
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         taken = self._body(end + 4, lower)
         if taken is None:
@@ -172,7 +173,7 @@ class Connection(asyncio.Protocol):
 
     async def write(self, data: bytes) -> None:
         """Raises ConnectionResetError when the peer is gone; waits while its buffers are full."""
-        if self.transport.is_closing():
+        if self.transport is None or self.transport.is_closing():
             raise ConnectionResetError
         self.transport.write(data)
         await self._writable.wait()
@@ -180,11 +181,19 @@ class Connection(asyncio.Protocol):
     def close(self) -> None:
         """An orderly end: FIN behind what was written."""
         self._closing = True
-        self.transport.close()
+        if self.transport is not None:
+            self.transport.close()
+
+    def abort(self) -> None:
+        """Break off, with what was not sent yet dropped; `peer_closed_at` is set by it."""
+        if self.transport is not None:
+            self.transport.abort()
 
     def reset(self) -> None:
         """RST."""
         self._closing = True
+        if self.transport is None:
+            return
         linger = struct.pack("ii", 1, 0)
         self.transport.get_extra_info("socket").setsockopt(
             socket.SOL_SOCKET, socket.SO_LINGER, linger

@@ -25,6 +25,12 @@ def error(message: str, status: int, kind: str, param: str | None = None) -> byt
     return dump({"error": {"message": message, "type": kind, "param": param, "code": status}})
 
 
+def error_event(message: str, status: int, kind: str) -> bytes:
+    """An error inside a stream, which vLLM writes with its own separators."""
+    value = {"message": message, "type": kind, "param": None, "code": status}
+    return b"data: " + json.dumps({"error": value}).encode() + b"\n\n"
+
+
 @dataclass(frozen=True)
 class Generation:
     """One answer to be: what it is about and how long it is."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.fake_worker.connection import Connection, Headers, Received, Writer
 from tests.fake_worker.engine import Engine
-from tests.fake_worker.openai_json import CREATED, Generation, dump, error, event
+from tests.fake_worker.openai_json import CREATED, Generation, dump, error, error_event
 from tests.fake_worker.script import SCRIPT_HEADER, Script
 
 JSON: Headers = [(b"content-type", b"application/json")]
@@ -65,7 +65,7 @@ class FakeServer:
         """Forget what was received, every script and who waits; cache and counters stay."""
         for connection in self.connections:
             if connection.busy:
-                connection.transport.abort()
+                connection.abort()
         self.default = Script()
         self.once.clear()
         self.received.clear()
@@ -240,8 +240,8 @@ class FakeServer:
             wanted = continuous = False
         events = generation.events(wanted, continuous)
         if script.error_event:
-            failed = json.loads(error("EngineCore died", 500, "InternalServerError"))
-            events = [*events[:2], event(failed), events[-1]]
+            failed = error_event("EngineCore died", 500, "InternalServerError")
+            events = [*events[:2], failed, events[-1]]
         if script.events is not None:
             events = [each.encode() for each in script.events]
         await writer.head(200, EVENT_STREAM, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import threading
 import time
 from collections.abc import Callable
@@ -17,7 +18,10 @@ T = TypeVar("T")
 
 
 class FakeWorker:
-    """One fake vLLM server on 127.0.0.1. Every wait is bounded and raises TimeoutError."""
+    """One fake vLLM server on loopback. Every wait is bounded and raises TimeoutError.
+
+    `host` and `tls` may be set until it is entered.
+    """
 
     def __init__(
         self,
@@ -28,7 +32,9 @@ class FakeWorker:
         max_model_len: int = 32768,
         force_include_usage: bool = True,
     ) -> None:
+        self.host = "127.0.0.1"
         self.port = port
+        self.tls: ssl.SSLContext | None = None
         self.model = model
         self._something = threading.Condition()
         self._listener: asyncio.Server | None = None
@@ -48,14 +54,17 @@ class FakeWorker:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._in_loop(self._end)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
-        self._loop.close()
+        try:
+            self._in_loop(self._end)
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(10)
+            self._loop.close()
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'https' if self.tls else 'http'}://{host}:{self.port}"
 
     @property
     def engine(self) -> Engine:
@@ -66,7 +75,7 @@ class FakeWorker:
 
         async def start() -> None:
             self._listener = await self._loop.create_server(
-                self.server.connect, "127.0.0.1", self.port, backlog=4096
+                self.server.connect, self.host, self.port, backlog=4096, ssl=self.tls
             )
             self.port = self._listener.sockets[0].getsockname()[1]
 
@@ -153,7 +162,7 @@ class FakeWorker:
             self._listener.close()
         for connection in self.server.connections:
             if connection.open:
-                connection.transport.abort()
+                connection.abort()
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()

@@ -23,6 +23,11 @@ def keys(prompt: Prompt, block_size: int) -> list[Key]:
     return [(prompt.exact, step, prompt.extra, prompt.data[:end]) for end in ends]
 
 
+def tokens_of(key: Key) -> int:
+    exact, step_bytes, _, _ = key
+    return step_bytes // (4 if exact else BYTES_PER_TOKEN)
+
+
 @dataclass
 class NaiveLru:
     """Blocks of one worker, the least recently used first, and the credits behind some."""
@@ -42,12 +47,16 @@ class NaiveLru:
             matched += 1
         return matched
 
-    def store(self, prompt: Prompt, block_size: int, capacity_blocks: int) -> list[Key]:
+    def store(
+        self, prompt: Prompt, block_size: int, capacity_tokens: int, capacity_blocks: int
+    ) -> list[Key]:
         """The keys that were not held before."""
         wanted = keys(prompt, block_size)
         added = [key for key in wanted if key not in self.held]
-        kept = [key for key in self.held if key not in wanted]
-        self._keep((kept + wanted[::-1])[-capacity_blocks:] if capacity_blocks else [])
+        held = [key for key in self.held if key not in wanted] + wanted[::-1]
+        while sum(map(tokens_of, held)) > capacity_tokens or len(held) > capacity_blocks:
+            held = held[1:]
+        self._keep(held)
         return added
 
     def forget(self, forgotten: list[Key]) -> None:

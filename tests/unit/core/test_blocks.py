@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gateway.core.blocks import (
@@ -19,7 +19,7 @@ from gateway.core.blocks import (
 # Few ids and few sizes, so that prompts often share a prefix and end at a block's edge.
 IDS = st.lists(st.integers(0, 2), max_size=24)
 SIZES = st.integers(1, 5)
-EXTRAS = st.sampled_from((b"", b"\0", b"a", b"ab"))
+EXTRAS = st.sampled_from((b"", b"\0", b"a", b"ab", bytes(4), bytes(8)))
 
 
 def exact(ids: list[int], extra: bytes = b"") -> Prompt:
@@ -51,6 +51,7 @@ def test_byte_blocks_are_equal_as_far_as_bytes_are(a: bytes, b: bytes, shared_bl
     assert equal_leading(first.hashes, second.hashes) == shared_bytes // BYTE_BLOCK_BYTES
 
 
+@example([0, 0], 1, b"", bytes(4))
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=24), SIZES, EXTRAS, EXTRAS)
 def test_extra_separates(ids: list[int], size: int, one: bytes, other: bytes) -> None:
     shared = set(exact(ids, one).chain(size).hashes) & set(exact(ids, other).chain(size).hashes)

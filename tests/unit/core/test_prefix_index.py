@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.blocks import Prompt, token_bytes
+from gateway.core.blocks import BYTE_BLOCK_BYTES, Prompt, token_bytes
 from gateway.core.prefix_index import PrefixIndex
 from gateway.core.worker import WorkerId
 from tests.unit.core.naive_index import NaiveLru, keys
@@ -53,7 +53,7 @@ def test_it_is_a_least_recently_used_set_of_blocks_per_worker(steps, probes) -> 
             seen.append(prompt)
         if kind == "store":
             store(index, prompt, number, worker)
-            model.store(prompt, SIZE, min(number, cap))
+            model.store(prompt, SIZE, number * SIZE, cap)
         elif kind == "forget":
             index.forget(worker, prompt.chain(SIZE).hashes[number:])
             model.forget(keys(prompt, SIZE)[number:])
@@ -155,10 +155,10 @@ def test_the_cap_holds_when_a_worker_is_added_to_a_full_index() -> None:
 
 def test_a_prompt_read_as_bytes_makes_room_for_no_more_than_itself() -> None:
     index = index_of(A)
-    capacity_tokens = 128
-    ids = tokens(*range(129))
+    capacity_tokens = 16 * 16
+    ids = tokens(*range(capacity_tokens + 1))
     index.store(A, ids.chain(16), capacity_tokens)
-    assert index.match(A, ids.chain(16)) == 8
-    text = Prompt(b"x" * 256, False)
-    index.store(A, text.chain(16), capacity_tokens)  # one block of 64 tokens
-    assert index.match(A, ids.chain(16)) == 4
+    assert index.match(A, ids.chain(16)) == 16
+    text = Prompt(b"x" * BYTE_BLOCK_BYTES, False).chain(16)
+    index.store(A, text, capacity_tokens)
+    assert index.match(A, ids.chain(16)) == 16 - text.block_tokens // 16

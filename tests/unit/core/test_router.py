@@ -226,7 +226,7 @@ def test_without_usage_nothing_is_learned_of_the_answer() -> None:
     made = router()
     serve(made, text(1, 338), 0.0, Result(None))
     assert made.admit(ask(text(1, 338) + text(2, 300)), 5.0).cached_tokens == 336
-    assert made.workers[A].estimates.decode.output_tokens == made.workers[B].estimates.decode.output_tokens == 128
+    assert [w.estimates.decode.output_tokens for w in made.workers.values()] == [128, 128]
 
 
 def test_a_new_generation_has_nothing_cached() -> None:
@@ -249,6 +249,15 @@ def test_a_request_of_an_earlier_generation_takes_nothing_from_the_new_one() -> 
     made.settle(old, NOT_COMPUTED, 2.0)
     assert made.admit(ask(text(1)), 3.0).cached_tokens == 896
     made.settle(new, answered(900), 4.0)
+
+
+def test_an_answer_of_an_earlier_generation_leaves_no_credit_in_the_new_one() -> None:
+    made = router(workers=1)
+    old = made.admit(ask(text(1)), 0.0)
+    made.new_generation(A, 2)
+    made.admit(ask(text(1)), 1.0)
+    made.settle(old, answered(900, 500), 2.0)
+    assert made.admit(ask(text(1) + text(2)), 3.0).cached_tokens == 896
 
 
 def test_a_prompt_that_was_never_computed_is_forgotten() -> None:
@@ -308,7 +317,7 @@ def test_like_workers_share_what_is_known_of_their_speed() -> None:
     a, b, c = (w.estimates for w in made.workers.values())
     assert a is b
     assert a is not c
-    for turn in range(2):
+    for turn in range(4):
         held = made.admit(ask(text(turn), model="m"), 100.0 * turn)
         made.prefilled(held, 100.0 * turn + 10.0)
     assert b.prefill.seconds(900, 0) > 3 * GPU_SPEED.prefill.seconds(900, 0)

@@ -130,8 +130,8 @@ class RouterMachine(RuleBasedStateMachine):
         assert held.cached_tokens == naive.match(prompt, size) * tokens
         assert held.cached_tokens <= (prompt.prompt_tokens - 1) // tokens * tokens
         assert held.cached_tokens + held.uncached_tokens == prompt.prompt_tokens
-        capacity = (engine.capacity_blocks or DEFAULT_BLOCKS) * engine.block_size // tokens
-        return naive.store(prompt, size, min(capacity, HARD_CAP // len(WORKERS)))
+        capacity_tokens = (engine.capacity_blocks or DEFAULT_BLOCKS) * engine.block_size
+        return naive.store(prompt, size, capacity_tokens, HARD_CAP // len(WORKERS))
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())
@@ -152,9 +152,7 @@ class RouterMachine(RuleBasedStateMachine):
         if request.prompt is not None and held.generation == self.generations[held.worker_id]:
             self.answered(held, request.prompt, result, added)
 
-    def answered(
-        self, held: Reservation, prompt: Prompt, result: Result, added: list[Key]
-    ) -> None:
+    def answered(self, held: Reservation, prompt: Prompt, result: Result, added: list[Key]) -> None:
         naive = self.held[held.worker_id]
         size = held.chain.block_tokens if prompt.exact else 1
         if not result.computed:
@@ -170,9 +168,7 @@ class RouterMachine(RuleBasedStateMachine):
         known = held.cached_tokens // held.chain.block_tokens
         size = held.chain.block_tokens if prompt.exact else 1
         gone = []
-        for at, (key, block) in enumerate(
-            zip(keys(prompt, size), held.chain.hashes, strict=True)
-        ):
+        for at, (key, block) in enumerate(zip(keys(prompt, size), held.chain.hashes, strict=True)):
             was_held = key in naive.held
             alone = Chain((block,), block_tokens=1, prompt_tokens=2)
             is_held = self.router.index.match(held.worker_id, alone) == 1

@@ -7,7 +7,6 @@ from gateway.core.cost import Coefficients, DecodeEstimate, Estimates, PrefillFi
 from gateway.core.worker import Phase, Reservation, Worker, WorkerId
 
 
-
 class RecordedFit(PrefillFit):
     """Keeps what a worker tells it: tokens uncached and cached, when it began and ended."""
 
@@ -15,7 +14,10 @@ class RecordedFit(PrefillFit):
         super().__init__(Coefficients(0.0, 1e-3, 0.0))
         self.seen: list[tuple[int, int, float, float]] = []
 
-    def observe(self, uncached_tokens: int, cached_tokens: int, began: float, ended: float) -> None:
+    def observe(
+        self, uncached_tokens: int, cached_tokens: int, began: float, ended: float, worker: str = ""
+    ) -> None:
+        assert worker == "w"
         self.seen.append((uncached_tokens, cached_tokens, began, ended))
 
 
