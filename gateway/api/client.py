@@ -9,12 +9,20 @@ server the same relay runs through plain ASGI; the tests run it both ways.
 from __future__ import annotations
 
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import Any, cast
 
 from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from gateway.api import errors
+
 _KEY = "gateway.client"
+MAX_HEAD_BYTES = 64 * 1024
+"""Of a request: its line and headers."""
+
+_MOST_PIPELINED = 16
+_UNKNOWN_BYTES = 1 << 62
 _SIZES = tuple(b"%x\r\n" % size for size in range(2048))
 """The lines before chunks of usual sizes, made once: this is the hottest path that there is."""
 
@@ -26,10 +34,55 @@ class ClientProtocol(HttpToolsProtocol):
     paused: Callable[[], None] | None = None
     resumed: Callable[[], None] | None = None
     lost = False
+    _in_head = True
+    _head_bytes = 0
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         cast(dict[str, Any], self.scope)["extensions"] = {_KEY: self}
+
+    def data_received(self, data: bytes) -> None:
+        if self._in_head:
+            self._head_bytes += len(data)
+        super().data_received(data)
+        if self._in_head and self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+            self._refuse(431, f"the request's head exceeds {MAX_HEAD_BYTES} bytes")
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        if self._head_bytes > MAX_HEAD_BYTES and self._size_of_head() > MAX_HEAD_BYTES:
+            self._refuse(431, f"the request's head exceeds {MAX_HEAD_BYTES} bytes")
+            return
+        super().on_headers_complete()
+        if self.pipeline and len(self.pipeline) <= _MOST_PIPELINED:
+            # uvicorn stops reading until the answer under way is complete, and would not see that
+            # the client leaves.
+            self.flow.resume_reading()
+
+    def on_body(self, body: bytes) -> None:
+        if not self.transport.is_closing():
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._in_head, self._head_bytes = True, 0
+        if not self.transport.is_closing():
+            super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(400, msg)
+
+    def _refuse(self, status: int, message: str) -> None:
+        """An answer to what cannot be made a request of; the connection ends with it."""
+        body = errors.for_status(status, message).body
+        self.transport.write(
+            b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
+            b"connection: close\r\n\r\n%b"
+            % (status, HTTPStatus(status).phrase.encode(), len(body), body)
+        )
+        self.transport.close()
+
+    def _size_of_head(self) -> int:
+        return len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.lost = True
@@ -46,6 +99,17 @@ class ClientProtocol(HttpToolsProtocol):
         super().resume_writing()
         if self.resumed is not None:
             self.resumed()
+
+    def end_by_close(self, scope: Scope) -> None:
+        """HTTP/1.0 knows no chunks: a body of unknown length ends with the connection."""
+        if self.cycle.scope is scope:
+            self.cycle.chunked_encoding = False
+            self.cycle.expected_content_length = _UNKNOWN_BYTES
+
+    def last_bytes(self, scope: Scope, count: int) -> None:
+        """So many bytes are still to come of a body that ends with the connection."""
+        if self.cycle.scope is scope and self.cycle.expected_content_length > _UNKNOWN_BYTES // 2:
+            self.cycle.expected_content_length = count
 
     def takes_chunks(self, scope: Scope) -> bool:
         """Whether the answer to ``scope`` is under way here in chunks that may be written raw."""

@@ -37,6 +37,7 @@ class ApiError(Exception):
 _KINDS = {
     400: ("invalid_request_error", None),
     404: ("invalid_request_error", "not_found"),
+    431: ("invalid_request_error", "head_too_large"),
     405: ("invalid_request_error", "method_not_allowed"),
     503: ("service_unavailable_error", "no_worker_ready"),
 }

@@ -28,6 +28,7 @@ class Outgoing:
         self.sent_at = monotonic()
         self.between_events = True
         self._scope = scope
+        self._old = scope.get("http_version") == "1.0"
         self._send = send
 
     async def head(self, status: int, headers: wire.Headers, reservation: Reservation) -> None:
@@ -47,6 +48,8 @@ class Outgoing:
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def last(self, data: bytes) -> None:
+        if self.client is not None and self._old:
+            self.client.last_bytes(self._scope, len(data))
         await self._send({"type": "http.response.body", "body": data, "more_body": False})
 
     async def ping(self, reservation: Reservation) -> None:
@@ -86,4 +89,7 @@ class Outgoing:
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self.started = True
         self.sent_at = monotonic()
+        if self._old and self.client is not None:
+            if not any(name == b"content-length" for name, _ in headers):
+                self.client.end_by_close(self._scope)
         await self._send({"type": "http.response.start", "status": status, "headers": headers})

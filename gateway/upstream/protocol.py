@@ -64,6 +64,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._boundary and self.through is not None and self.through(data):
+            self.heard = True
             return
         if self._sink is None:
             # Bytes that nobody asked for: the connection is out of step.
