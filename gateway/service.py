@@ -197,7 +197,10 @@ def http_server(service: Service, settings: Settings) -> HttpServer:
 def listen(host: str, port: int) -> socket.socket:
     """A listening socket; raises OSError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=family, backlog=2048)
+    sock = socket.create_server((host, port), family=family, backlog=2048)
+    # Accepted sockets inherit it; asyncio's own loop would not set it on them.
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return sock
 
 
 class Ending:

@@ -36,6 +36,19 @@ async def read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:
             return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
+async def discard_body(receive: Receive, seconds: float) -> None:
+    """Read what is left of a body, for so long: closing on unread bytes resets the connection, and
+    the client would never see its answer."""
+    try:
+        async with asyncio.timeout(seconds):
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect" or not message.get("more_body", False):
+                    return
+    except TimeoutError:
+        pass
+
+
 class ClientWatch:
     """Turns "the client has left" into ClientGone at whatever the request's task awaits.
 

@@ -34,6 +34,7 @@ class ClientProtocol(HttpToolsProtocol):
     paused: Callable[[], None] | None = None
     resumed: Callable[[], None] | None = None
     lost = False
+    _running: Any = None
     _in_head = True
     _head_bytes = 0
 
@@ -58,6 +59,10 @@ class ClientProtocol(HttpToolsProtocol):
             # uvicorn stops reading until the answer under way is complete, and would not see that
             # the client leaves.
             self.flow.resume_reading()
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
 
     def on_body(self, body: bytes) -> None:
         if not self.transport.is_closing():
@@ -86,6 +91,9 @@ class ClientProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.lost = True
+        if self._running is not None and not self._running.response_complete:
+            # uvicorn tells only the request that came last.
+            self._running.disconnected = True
         super().connection_lost(exc)
         if self.gone is not None:
             self.gone()

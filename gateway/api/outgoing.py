@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from time import monotonic
 
-from starlette.types import Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from gateway.api import errors, wire
+from gateway.api.body import discard_body
 from gateway.api.client import ClientProtocol, client_of
 from gateway.core.worker import Reservation
 
+_DISCARD_SECONDS = 10.0
 _PING = b": ping\n\n"
 _STREAM_HEADERS = ((b"content-type", b"text/event-stream; charset=utf-8"),)
 
@@ -65,6 +67,10 @@ class Outgoing:
         elif self.streaming:
             await self.event(error.body)
 
+    async def refuse_body(self, error: errors.ApiError, receive: Receive) -> None:
+        """Answer at once, and close when the client has stopped sending or had time to."""
+        await self._answer(error, "", discard=receive)
+
     async def event(self, data: bytes) -> None:
         """One event of ours. The empty line ends one of which only a part had come."""
         await self.piece(b"\n\ndata: " + data + b"\n\n")
@@ -74,7 +80,9 @@ class Outgoing:
         client = self.client
         return client if client is not None and client.takes_chunks(self._scope) else None
 
-    async def _answer(self, error: errors.ApiError, worker: str) -> None:
+    async def _answer(
+        self, error: errors.ApiError, worker: str, discard: Receive | None = None
+    ) -> None:
         body = error.body
         headers = [
             (b"content-type", b"application/json"),
@@ -84,6 +92,10 @@ class Outgoing:
         if worker:
             headers.append((b"x-gateway-worker", worker.encode()))
         await self._start(error.status, headers + error.headers)
+        if discard is not None:
+            await self.piece(body)
+            body = b""
+            await discard_body(discard, _DISCARD_SECONDS)
         await self.last(body)
 
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:

@@ -69,7 +69,9 @@ class _Relayed:
             if error.status == 413:
                 record.outcome = Outcome.REFUSED
                 log.warning("request %s refused: %s", self._out.request_id.decode(), error.message)
-            await self._out.fail(error, record.worker)
+                await self._out.refuse_body(error, receive)
+            else:
+                await self._out.fail(error, record.worker)
         except asyncio.CancelledError:
             # The server ends and waits no longer.
             started = self._out.started

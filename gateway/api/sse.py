@@ -46,7 +46,6 @@ class EventStream:
         self._held = b""
         self._inside = False
         self._newline = False
-        self._through = b""
 
     def through(self, framed: bytes) -> bool:
         """Whether these bytes, which begin with a chunk, are one whole chunk of whole events that
@@ -62,15 +61,18 @@ class EventStream:
             return False
         if not whole or self._held or self._inside:
             return False
-        self._through = framed
+        self._note(framed[at + 2 : -2])
         return True
 
-    def feed(self, data: bytes) -> bytes:
-        """The bytes to pass on for the bytes that came; may be empty."""
+    def _note(self, data: bytes) -> None:
         tail = self._tail
         tail.append(data)
         if len(tail) >= _MOST_PIECES or len(data) >= _TAIL_BYTES:
             tail[:] = [self._last()]
+
+    def feed(self, data: bytes) -> bytes:
+        """The bytes to pass on for the bytes that came; may be empty."""
+        self._note(data)
         if not self._withhold:
             return data
         if _NOTHING in data or self._held or self._inside or data[-2:] != _END:
@@ -98,7 +100,7 @@ class EventStream:
     def complete(self) -> bool:
         """Whether the answer is whole: vLLM also writes ``[DONE]`` when it was stopped (the finish
         reason is ``abort``) and when its engine died (an error is the last event)."""
-        last = self._through + b"\n" + self._last()
+        last = b"\n" + self._last()
         return self.ended and _ABORTED not in last and _FAILED not in last
 
     @property

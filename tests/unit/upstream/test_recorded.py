@@ -198,3 +198,59 @@ def test_c04_a_stream_that_the_engines_death_ended_is_not_complete() -> None:
     assert STOPPED.events[-2].startswith(b'data: {"error": {')
     for place in range(len(STOPPED.data)):
         assert not read(STOPPED, [place]).answer.complete
+
+
+# --- chunks that the relay lets through as they came
+
+WITHOUT_USAGE_EVENTS = {
+    each.name: each.without_usage_event.replace(b',"usage":', b',"other":') for each in STREAMS
+}
+ABORTED = {
+    each.name: each.body.replace(b'"finish_reason":"length"', b'"finish_reason":"abort"')
+    for each in STREAMS
+}
+BODIES = [
+    *(pytest.param(each.body, id=each.name) for each in STREAMS),
+    *(pytest.param(body, id=f"{name}-no-usage") for name, body in WITHOUT_USAGE_EVENTS.items()),
+    *(pytest.param(body, id=f"{name}-aborted") for name, body in ABORTED.items()),
+]
+
+
+def outcome(stream: EventStream) -> tuple[Any, ...]:
+    return told(stream.usage), stream.ended, stream.complete
+
+
+def check_chunks(body: bytes, places: list[int]) -> None:
+    """The worker's chunks end at these places, and each comes in a read of its own."""
+    for withhold in (False, True):
+        whole, stream = EventStream(withhold), EventStream(withhold)
+        passed = whole.feed(body) + whole.finish()
+        edges = sorted({0, len(body), *places})
+        got = b""
+        for start, end in pairwise(edges):
+            chunk = body[start:end]
+            framed = b"%x\r\n%b\r\n" % (len(chunk), chunk)
+            got += chunk if stream.through(framed) else stream.feed(chunk)
+        got += stream.finish()
+        assert got == passed
+        assert outcome(stream) == outcome(whole)
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_chunks_let_through_change_no_bytes_and_no_count(body: bytes) -> None:
+    events = [m + 2 for m in range(len(body)) if body.startswith(b"\n\n", m)]
+    check_chunks(body, events)  # as vLLM writes them
+    for skipped in range(len(events)):  # two events in one chunk
+        check_chunks(body, events[:skipped] + events[skipped + 1 :])
+    for event in events:
+        check_chunks(body, [event])
+        for back in range(1, 150, 7):  # an event cut by a chunk's end
+            check_chunks(body, [*events, event - back])
+            check_chunks(body, [event - back])
+    for size in (64, 100, 300, 1000):
+        check_chunks(body, list(range(0, len(body), size)))
+
+
+@given(st.data(), st.sampled_from([param.values[0] for param in BODIES]))
+def test_any_chunks_let_through(data: st.DataObject, body: bytes) -> None:
+    check_chunks(body, data.draw(st.lists(st.integers(0, len(body)), max_size=12)))
