@@ -52,6 +52,7 @@ class Pool:
     async def connect(self) -> Connection:
         """A fresh connection, active; raises ConnectFailed."""
         loop = asyncio.get_running_loop()
+        connection: Connection | None = None
         self.active += 1
         try:
             async with asyncio.timeout(self._connect_seconds):
@@ -59,14 +60,12 @@ class Pool:
                     Connection, self._host, self._port, ssl=self._tls
                 )
         except TimeoutError:
-            self.active -= 1
             raise ConnectFailed(f"no connection within {self._connect_seconds:g} s") from None
         except OSError as error:
-            self.active -= 1
             raise ConnectFailed(error.strerror or str(error)) from None
-        except BaseException:
-            self.active -= 1
-            raise
+        finally:
+            if connection is None:
+                self.active -= 1
         sock = connection.transport.get_extra_info("socket")
         if sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
