@@ -92,8 +92,11 @@ def test_cache_hit_ratio_and_occupancy(prometheus: Prometheus, up: UpProcess) ->
         30,
     )
     burst = send_burst(up.url, MODEL_NAME, questions(11, 4, 4, 700))
-    ratio = until("the ratio is known", lambda: prometheus.number(HIT_RATIO), 30)
-    assert abs(ratio - burst.cached_share) < 0.15
+    until(
+        "the ratio is the burst's",
+        lambda: abs((prometheus.number(HIT_RATIO) or 0) - burst.cached_share) < 0.15,
+        30,
+    )
     peak = "max(max_over_time(gateway_batch_occupancy_ratio[2m]))"
     occupancy = until("the batch was seen busy", lambda: prometheus.number(peak), 30)
     assert 0 < occupancy <= 1
