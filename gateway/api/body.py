@@ -36,15 +36,16 @@ async def read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:
             return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
-async def discard_body(receive: Receive, seconds: float) -> None:
-    """Read what is left of a body, for so long: closing on unread bytes resets the connection, and
-    the client would never see its answer."""
+async def discard_body(receive: Receive, seconds: float, silent_seconds: float) -> None:
+    """Read what is left of a body, for so long and while it comes: closing on unread bytes resets
+    the connection, and the client would never see its answer."""
     try:
         async with asyncio.timeout(seconds):
-            while True:
-                message = await receive()
-                if message["type"] == "http.disconnect" or not message.get("more_body", False):
-                    return
+            more = True
+            while more:
+                async with asyncio.timeout(silent_seconds):
+                    message = await receive()
+                more = message["type"] != "http.disconnect" and message.get("more_body", False)
     except TimeoutError:
         pass
 

@@ -11,7 +11,7 @@ from gateway.api.body import discard_body
 from gateway.api.client import ClientProtocol, client_of
 from gateway.core.worker import Reservation
 
-_DISCARD_SECONDS = 10.0
+_DISCARD_SECONDS, _SILENT_SECONDS = 10.0, 1.0
 _PING = b": ping\n\n"
 _STREAM_HEADERS = ((b"content-type", b"text/event-stream; charset=utf-8"),)
 
@@ -95,7 +95,7 @@ class Outgoing:
         if discard is not None:
             await self.piece(body)
             body = b""
-            await discard_body(discard, _DISCARD_SECONDS)
+            await discard_body(discard, _DISCARD_SECONDS, _SILENT_SECONDS)
         await self.last(body)
 
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
