@@ -19,7 +19,6 @@ import uvicorn
 from gateway.api.app import build_app
 from gateway.api.client import ClientProtocol
 from gateway.api.deps import Deps
-from gateway.api.deps import Limits as RelayLimits
 from gateway.config import Settings
 from gateway.core.cost import Speed
 from gateway.core.placement import POLICIES
@@ -30,6 +29,7 @@ from gateway.observe.metrics import Metrics
 from gateway.observe.state import EngineFigures, Sources, StateCollector
 from gateway.prompt.models import TokenizerSource
 from gateway.prompt.reader import Prompts
+from gateway.upstream.pool import Limits as PoolLimits
 from gateway.upstream.pool import Pool
 from gateway.workers.fleet import Every, Fleet, Hooks
 from gateway.workers.probe import Limits, WorkerClient
@@ -61,6 +61,9 @@ class Service:
         gc.set_threshold(_YOUNG_OBJECTS, 10, 10)
         self._own_pauses = OwnPauses()
         self.pools: dict[WorkerId, Pool] = {}
+        self._limits = PoolLimits(
+            settings.connect_seconds, settings.head_seconds, settings.idle_seconds
+        )
         self.gc_folders: dict[str, Path] = {}
         self.router = Router(_options(settings, speed))
         self.metrics = Metrics()
@@ -72,18 +75,13 @@ class Service:
         )
         self.metrics.registry.register(StateCollector(self._sources()))
         self.metrics.registry.register(GcPauseCollector(lambda: self.gc_folders, self._own_pauses))
-        relay_limits = RelayLimits(
-            settings.max_body_bytes,
-            settings.head_seconds,
-            settings.idle_seconds,
-            settings.heartbeat_seconds,
-        )
         deps = Deps(
             self.router,
             self.pools,
             self.prompts,
             self.metrics,
-            relay_limits,
+            settings.max_body_bytes,
+            settings.heartbeat_seconds,
             lambda worker_id, why: self.fleet.stopped(worker_id, why),
             _request_ids(),
         )
@@ -116,7 +114,7 @@ class Service:
         old = self.pools.get(worker_id)
         if old is not None:
             old.close_idle()
-        self.pools[worker_id] = Pool(url, self._settings.connect_seconds)
+        self.pools[worker_id] = Pool(url, self._limits)
 
     async def _identified(self, models: list[dict[str, Any]], client: WorkerClient) -> None:
         await self.source.prepare(models, client.tokenize)

@@ -22,9 +22,6 @@ MAX_HEAD_BYTES = 64 * 1024
 """Of a request: its line and headers."""
 
 _MOST_PIPELINED = 16
-_UNKNOWN_BYTES = 1 << 62
-_SIZES = tuple(b"%x\r\n" % size for size in range(2048))
-"""The lines before chunks of usual sizes, made once: this is the hottest path that there is."""
 
 
 class ClientProtocol(HttpToolsProtocol):
@@ -34,7 +31,9 @@ class ClientProtocol(HttpToolsProtocol):
     paused: Callable[[], None] | None = None
     resumed: Callable[[], None] | None = None
     lost = False
-    _running: Any = None
+    running: Any = None
+    """uvicorn's state of the request whose answer is due: the first of those in the pipeline."""
+
     _in_head = True
     _head_bytes = 0
 
@@ -61,7 +60,7 @@ class ClientProtocol(HttpToolsProtocol):
             self.flow.resume_reading()
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
-        self._running = cycle
+        self.running = cycle
         super()._start_asgi_task(cycle, app)
 
     def on_body(self, body: bytes) -> None:
@@ -91,9 +90,9 @@ class ClientProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.lost = True
-        if self._running is not None and not self._running.response_complete:
+        if self.running is not None and not self.running.response_complete:
             # uvicorn tells only the request that came last.
-            self._running.disconnected = True
+            self.running.disconnected = True
         super().connection_lost(exc)
         if self.gone is not None:
             self.gone()
@@ -107,34 +106,6 @@ class ClientProtocol(HttpToolsProtocol):
         super().resume_writing()
         if self.resumed is not None:
             self.resumed()
-
-    def end_by_close(self, scope: Scope) -> None:
-        """HTTP/1.0 knows no chunks: a body of unknown length ends with the connection."""
-        if self.cycle.scope is scope:
-            self.cycle.chunked_encoding = False
-            self.cycle.expected_content_length = _UNKNOWN_BYTES
-
-    def last_bytes(self, scope: Scope, count: int) -> None:
-        """So many bytes are still to come of a body that ends with the connection."""
-        if self.cycle.scope is scope and self.cycle.expected_content_length > _UNKNOWN_BYTES // 2:
-            self.cycle.expected_content_length = count
-
-    def takes_chunks(self, scope: Scope) -> bool:
-        """Whether the answer to ``scope`` is under way here in chunks that may be written raw."""
-        cycle = self.cycle
-        return cycle.scope is scope and bool(cycle.chunked_encoding) and not cycle.disconnected
-
-    def write_chunk(self, data: bytes) -> None:
-        transport = self.transport
-        if not transport.is_closing():
-            size = len(data)
-            head = _SIZES[size] if size < len(_SIZES) else b"%x\r\n" % size
-            transport.write(b"".join((head, data, b"\r\n")))
-
-    def write_raw(self, data: bytes) -> None:
-        """Whole chunks, framed already."""
-        if not self.transport.is_closing():
-            self.transport.write(data)
 
     @property
     def blocked(self) -> bool:

@@ -9,6 +9,7 @@ from starlette.types import Receive, Scope, Send
 from gateway.api import errors, wire
 from gateway.api.body import discard_body
 from gateway.api.client import ClientProtocol, client_of
+from gateway.api.direct import AsgiSender, DirectSender, Sender
 from gateway.core.worker import Reservation
 
 _DISCARD_SECONDS, _SILENT_SECONDS = 10.0, 1.0
@@ -17,7 +18,8 @@ _STREAM_HEADERS = ((b"content-type", b"text/event-stream; charset=utf-8"),)
 
 
 class Outgoing:
-    """``started``: a head is out. ``streaming``: it was that of an event stream.
+    """``started``: a head is out, or about to go with its first bytes. ``streaming``: it was that
+    of an event stream. ``direct``: the connection itself, where it is ours.
 
     ``between_events`` is kept by who streams, where heartbeats are wanted: they may not split one.
     """
@@ -29,34 +31,39 @@ class Outgoing:
         self.streaming = False
         self.sent_at = monotonic()
         self.between_events = True
-        self._scope = scope
-        self._old = scope.get("http_version") == "1.0"
-        self._send = send
+        old = scope.get("http_version") == "1.0"
+        self.direct = None if self.client is None else DirectSender(self.client, old)
+        self._to: Sender = self.direct or AsgiSender(send)
 
-    async def head(self, status: int, headers: wire.Headers, reservation: Reservation) -> None:
+    async def head(
+        self, status: int, headers: wire.Headers, kind: wire.Kind, reservation: Reservation
+    ) -> None:
         """The worker's head, with ours; nothing if a heartbeat had to send one before."""
         if self.started:
             return
-        self.streaming = wire.is_event_stream(headers) and not wire.is_encoded(headers)
-        ours = [
+        self.streaming = kind is wire.Kind.EVENTS
+        ours = (
             (b"x-gateway-worker", reservation.worker_id.encode()),
             (b"x-gateway-predicted-cached-tokens", b"%d" % reservation.cached_tokens),
             (b"x-request-id", self.request_id),
-        ]
-        await self._start(status, wire.to_client(headers, ours))
+        )
+        self.started = True
+        await self._to.start(status, wire.to_client(headers, kind, ours))
+
+    async def flush(self) -> None:
+        """Let the head go: what follows it may be long in coming."""
+        await self._to.piece(b"")
 
     async def piece(self, data: bytes) -> None:
         self.sent_at = monotonic()
-        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        await self._to.piece(data)
 
     async def last(self, data: bytes) -> None:
-        if self.client is not None and self._old:
-            self.client.last_bytes(self._scope, len(data))
-        await self._send({"type": "http.response.body", "body": data, "more_body": False})
+        await self._to.last(data)
 
     async def ping(self, reservation: Reservation) -> None:
         """A comment; before the worker's head it takes one of our own with it."""
-        await self.head(200, _STREAM_HEADERS, reservation)
+        await self.head(200, _STREAM_HEADERS, wire.Kind.EVENTS, reservation)
         await self.piece(_PING)
 
     async def fail(self, error: errors.ApiError, worker: str) -> None:
@@ -64,8 +71,14 @@ class Outgoing:
         way can only be left incomplete. No finish reason and no ``[DONE]`` is ever invented."""
         if not self.started:
             await self._answer(error, worker)
-        elif self.streaming:
+            return
+        if self.streaming:
             await self.event(error.body)
+        self.abandon()
+
+    def abandon(self) -> None:
+        """The answer ends here, incomplete, and the client must see that it is."""
+        self._to.abandon()
 
     async def refuse_body(self, error: errors.ApiError, receive: Receive) -> None:
         """Answer at once, and close when the client has stopped sending or had time to."""
@@ -74,11 +87,6 @@ class Outgoing:
     async def event(self, data: bytes) -> None:
         """One event of ours. The empty line ends one of which only a part had come."""
         await self.piece(b"\n\ndata: " + data + b"\n\n")
-
-    def direct(self) -> ClientProtocol | None:
-        """The connection, if chunks may be written to it straight."""
-        client = self.client
-        return client if client is not None and client.takes_chunks(self._scope) else None
 
     async def _answer(
         self, error: errors.ApiError, worker: str, discard: Receive | None = None
@@ -91,17 +99,10 @@ class Outgoing:
         ]
         if worker:
             headers.append((b"x-gateway-worker", worker.encode()))
-        await self._start(error.status, headers + error.headers)
+        self.started = True
+        await self._to.start(error.status, headers + error.headers)
         if discard is not None:
             await self.piece(body)
             body = b""
             await discard_body(discard, _DISCARD_SECONDS, _SILENT_SECONDS)
         await self.last(body)
-
-    async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        self.started = True
-        self.sent_at = monotonic()
-        if self._old and self.client is not None:
-            if not any(name == b"content-length" for name, _ in headers):
-                self.client.end_by_close(self._scope)
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})

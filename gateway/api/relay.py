@@ -17,8 +17,8 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.api import errors, wire
 from gateway.api.body import ClientGone, ClientWatch, read_body
-from gateway.api.client import ClientProtocol
 from gateway.api.deps import Deps
+from gateway.api.direct import DirectSender
 from gateway.api.heartbeat import beating
 from gateway.api.outgoing import Outgoing
 from gateway.api.sse import EventStream, PlainAnswer
@@ -59,7 +59,7 @@ class _Relayed:
     async def run(self, endpoint: str, receive: Receive) -> None:
         record = self.record
         try:
-            body = await read_body(self._scope, receive, self._deps.limits.max_body_bytes)
+            body = await read_body(self._scope, receive, self._deps.max_body_bytes)
             record.body_read_at = monotonic()
             async with ClientWatch(receive, self._out.client) as self._watch:
                 await self._serve(endpoint, body)
@@ -121,19 +121,19 @@ class _Relayed:
         self, reservation: Reservation, target: wire.Target, body: bytes, withhold: bool
     ) -> None:
         """One attempt on one worker; raises UpstreamError only while no answer of it is out."""
-        limits = self._deps.limits
         pool = self._deps.pools[reservation.worker_id]
-        exchange = Exchange(pool, limits.head_seconds, limits.idle_seconds)
+        exchange = Exchange(pool)
         try:
             head = wire.request_head(target, pool.authority, pool.prefix, len(body))
             await self._beating(exchange.open(head, body), reservation, reservation.stream)
             self.record.computed = exchange.status < 400
-            if wire.is_event_stream(exchange.headers) and not wire.is_encoded(exchange.headers):
+            kind = wire.kind_of(exchange.headers)
+            if kind is wire.Kind.EVENTS:
                 await self._stream(exchange, reservation, EventStream(withhold))
             elif self._out.started:
                 await self._refused_late(exchange)
             else:
-                await self._answer(exchange, reservation)
+                await self._answer(exchange, reservation, kind)
         except UpstreamError:
             self.record.computed = False
             raise
@@ -142,12 +142,12 @@ class _Relayed:
             result = Result(self.record.usage, self.record.computed)
             self._deps.router.settle(reservation, result, monotonic())
 
-    async def _answer(self, exchange: Exchange, reservation: Reservation) -> None:
+    async def _answer(self, exchange: Exchange, reservation: Reservation, kind: wire.Kind) -> None:
         """An answer in one body. Its first bytes are awaited before our head goes out."""
         answer = PlainAnswer()
         data = await exchange.read()
         self.record.first_byte_at = monotonic()
-        await self._out.head(exchange.status, exchange.headers, reservation)
+        await self._out.head(exchange.status, exchange.headers, kind, reservation)
         try:
             while data and not exchange.complete:
                 answer.feed(data)
@@ -156,6 +156,7 @@ class _Relayed:
         except UpstreamError:
             # The announced length or the last chunk stays missing: the client sees a broken body.
             self.record.outcome = Outcome.UPSTREAM_TRUNCATED
+            self._out.abandon()
             return
         answer.feed(data)
         self._ended(answer, exchange.status)
@@ -169,26 +170,15 @@ class _Relayed:
             body = (body + data)[:_MOST_ERROR_BYTES]
         self._ended(PlainAnswer(), exchange.status)
         await self._out.event(errors.told_by_worker(exchange.status, body))
+        self._out.abandon()
 
     async def _stream(
         self, exchange: Exchange, reservation: Reservation, answer: EventStream
     ) -> None:
         out = self._out
-        await out.head(exchange.status, exchange.headers, reservation)
+        await out.head(exchange.status, exchange.headers, wire.Kind.EVENTS, reservation)
         try:
-            data = await self._beating(exchange.read(), reservation, True)
-            self._deps.router.prefilled(reservation, monotonic())
-            self.record.first_byte_at = monotonic()
-            if passed := answer.feed(data):
-                await out.piece(passed)
-            client = out.direct() if self._deps.limits.heartbeat_seconds is None else None
-            if client is not None:
-                await self._forward(exchange, answer, client)
-            while data:
-                out.between_events = answer.between_events
-                data = await self._beating(exchange.read(), reservation, True)
-                if passed := answer.feed(data):
-                    await out.piece(passed)
+            rest = await self._pass_on(exchange, answer, reservation)
         except UpstreamError as error:
             self.record.outcome = _outcome(error, streaming=True)
             await out.fail(errors.upstream_failed(error), self.record.worker)
@@ -196,30 +186,43 @@ class _Relayed:
         self._ended(answer, exchange.status)
         if answer.ended:
             self._watch.stop()
-            await out.last(answer.finish())
+            await out.last(rest)
             return
-        if rest := answer.finish():
+        if rest:
             await out.piece(rest)
         broken = errors.upstream_failed(UpstreamError("its stream has no end"))
         await out.fail(broken, self.record.worker)
 
-    async def _forward(
-        self, exchange: Exchange, answer: EventStream, client: ClientProtocol
-    ) -> None:
+    async def _pass_on(
+        self, exchange: Exchange, answer: EventStream, reservation: Reservation
+    ) -> bytes:
+        """Pass the stream on as it comes, up to its last bytes: these are returned."""
+        out = self._out
+        if not exchange.readable:
+            await out.flush()
+        data = await self._beating(exchange.read(), reservation, True)
+        self.record.first_byte_at = monotonic()
+        self._deps.router.prefilled(reservation, self.record.first_byte_at)
+        while not exchange.complete:
+            if passed := answer.feed(data):
+                await out.piece(passed)
+            if out.direct is not None and self._deps.heartbeat_seconds is None:
+                await self._forward(exchange, answer, out.direct)
+            out.between_events = answer.between_events
+            data = await self._beating(exchange.read(), reservation, True)
+        return answer.feed(data) + answer.finish()
+
+    async def _forward(self, exchange: Exchange, answer: EventStream, sender: DirectSender) -> None:
         """The rest of a stream, each piece written to the client as it comes from the worker."""
-
-        feed, write_chunk = answer.feed, client.write_chunk
-        passes, write_raw = answer.through, client.write_raw
-
-        def through(framed: bytes) -> bool:
-            if passes(framed):
-                write_raw(framed)
-                return True
-            return False
+        feed, client = answer.feed, sender.client
+        if sender.chunked:
+            write, through = sender.write_chunk, answer.passing(sender.transport)
+        else:
+            write, through = sender.write, None
 
         def forward(data: bytes) -> None:
             if passed := feed(data):
-                write_chunk(passed)
+                write(passed)
 
         client.paused, client.resumed = exchange.pause, exchange.resume
         if client.blocked:
@@ -233,7 +236,7 @@ class _Relayed:
         self, work: Coroutine[Any, Any, T], reservation: Reservation, streaming: bool
     ) -> T:
         """Await ``work``; in a stream, heartbeats go out meanwhile if they are wanted."""
-        seconds = self._deps.limits.heartbeat_seconds
+        seconds = self._deps.heartbeat_seconds
         if seconds is None or not streaming:
             return await work
         return await beating(work, seconds, self._out, reservation)

@@ -7,7 +7,9 @@ of that event. All other bytes pass untouched, in order, as soon as they came, h
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
+from collections.abc import Callable
 
 import orjson
 
@@ -23,13 +25,31 @@ _END = b"\n\n"
 _DONE = b"data: [DONE]"
 _FAILED = b'\ndata: {"error":'
 _FRAMED_END = b"\n\n\r\n"
-_LEAST_FRAMED = 64
-"""Shorter than any chunk with an event of a model, longer than the one with ``[DONE]``."""
+_LEAST_FRAMED, _MOST_FRAMED = 64, 2048
+"""Shorter than any chunk with an event of a model, longer than the one with ``[DONE]``; and as long
+as usual ones are."""
+
+
+def _lines_by_framed_size() -> tuple[bytes, ...]:
+    """What a chunk that has so many bytes with its framing begins with; one of another size does
+    not, and neither does anything that is not one whole chunk."""
+    lines = [b"no chunk has this size"] * _MOST_FRAMED
+    for size in range(_LEAST_FRAMED, _MOST_FRAMED):
+        line = b"%x\r\n" % size
+        framed = len(line) + size + 2
+        if framed < _MOST_FRAMED:
+            lines[framed] = line
+    return tuple(lines)
+
+
+_LINES = _lines_by_framed_size()
 
 _LINE_ENDS = (b"", b"\n", b"\r")
 _ABORTED = b'"finish_reason":"abort"'
 _TAIL_BYTES = 4096
 _MOST_PIECES = 64
+"""Of those that pass framed, at least as many bytes as the tail has."""
+
 _MAX_HELD_BYTES = 64 * 1024
 
 
@@ -43,29 +63,43 @@ class EventStream:
     def __init__(self, withhold: bool) -> None:
         self._withhold = withhold
         self._tail: list[bytes] = []
+        self._framed: deque[bytes] = deque(maxlen=_MOST_PIECES)
         self._held = b""
         self._inside = False
         self._newline = False
 
-    def through(self, framed: bytes) -> bool:
-        """Whether these bytes, which begin with a chunk, are one whole chunk of whole events that
-        all pass: nothing is withheld from them, and they are not the end. Nearly all of a stream is
-        of that kind, and may go on as it came.
+    def passing(self, transport: asyncio.WriteTransport) -> Callable[[bytes], bool]:
+        """A function that writes to the client, as they came, bytes that are one whole chunk of
+        whole events which all pass: nothing is withheld from them, and they are not the end. It
+        returns whether it did. Nearly all of a stream is of that kind.
+
+        The bytes must begin where a chunk begins.
         """
-        if framed[-4:] != _FRAMED_END or len(framed) < _LEAST_FRAMED or _NOTHING in framed:
-            return False
-        at = framed.find(b"\r\n")
-        try:
-            whole = int(framed[:at], 16) == len(framed) - at - 4
-        except ValueError:  # a chunk extension
-            return False
-        if not whole or self._held or self._inside:
-            return False
-        self._note(framed[at + 2 : -2])
-        return True
+        note, write, closing = self._framed.append, transport.write, transport.is_closing
+
+        def passes(framed: bytes) -> bool:
+            size = len(framed)
+            if (
+                size >= _MOST_FRAMED
+                or not framed.startswith(_LINES[size])
+                or not framed.endswith(_FRAMED_END)
+                or _NOTHING in framed
+                or self._inside
+                or self._held
+            ):
+                return False
+            note(framed)
+            if not closing():
+                write(framed)
+            return True
+
+        return passes
 
     def _note(self, data: bytes) -> None:
         tail = self._tail
+        if self._framed:
+            tail.extend(piece[piece.index(b"\n") + 1 : -2] for piece in self._framed)
+            self._framed.clear()
         tail.append(data)
         if len(tail) >= _MOST_PIECES or len(data) >= _TAIL_BYTES:
             tail[:] = [self._last()]
@@ -113,6 +147,8 @@ class EventStream:
 
     def _last(self) -> bytes:
         """The last bytes of the stream, the same ones however it was split."""
+        if self._framed:
+            self._note(b"")
         return b"".join(self._tail)[-_TAIL_BYTES:]
 
     def _filter(self, data: bytes) -> bytes:

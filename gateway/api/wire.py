@@ -7,8 +7,9 @@ request. The body itself is kept and forwarded byte for byte.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Any
 
 import orjson
@@ -26,10 +27,10 @@ _OURS_TO_CLIENT = HOP_BY_HOP | {
     b"x-request-id", b"x-gateway-worker", b"x-gateway-predicted-cached-tokens",
 }  # fmt: skip
 
-_HINTS = {b"cache-control", b"x-accel-buffering"}
-_NOT_OF_STREAMS = _HINTS | {b"content-length"}
+_AS_IT_IS_MADE = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
+_HINTS = {name for name, _ in _AS_IT_IS_MADE}
 
-Headers = Iterable[tuple[bytes, bytes]]
+Headers = Sequence[tuple[bytes, bytes]]
 
 _USAGE_OBJECT = re.compile(rb"\s*\{(?:[^{}]++|\{[^{}]*+\})*+\}")
 _SANE_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
@@ -141,34 +142,54 @@ def request_head(target: Target, authority: bytes, prefix: bytes, body_bytes: in
 
 def to_worker(headers: Headers, identity: bytes) -> tuple[tuple[bytes, bytes], ...]:
     """The client's headers less those that end here, with the request id."""
-    dropped = _OURS_TO_WORKER | _named_by_connection(headers)
-    kept = [(name, value) for name, value in headers if name not in dropped]
+    dropped = _OURS_TO_WORKER
+    if named := _named_by_connection(headers):
+        dropped = dropped | named
+    kept = [header for header in headers if header[0] not in dropped]
     return (*kept, (b"x-request-id", identity))
 
 
-def to_client(headers: Headers, ours: Headers) -> list[tuple[bytes, bytes]]:
+class Kind(Enum):
+    """What the relay makes of an answer. The bytes of an encoded stream pass raw."""
+
+    PLAIN = auto()
+    EVENTS = auto()
+    ENCODED_EVENTS = auto()
+
+
+_DROPPED = {
+    Kind.PLAIN: _OURS_TO_CLIENT,
+    # An event may be withheld from it, and an error told in it: no length can be promised.
+    Kind.EVENTS: _OURS_TO_CLIENT | _HINTS | {b"content-length"},
+    Kind.ENCODED_EVENTS: _OURS_TO_CLIENT | _HINTS,
+}
+
+
+def kind_of(headers: Headers) -> Kind:
+    events = encoded = False
+    for name, value in headers:
+        if name == b"content-type":
+            events = value.startswith(b"text/event-stream")
+        elif name == b"content-encoding":
+            encoded |= value.lower() != b"identity"
+    if not events:
+        return Kind.PLAIN
+    return Kind.ENCODED_EVENTS if encoded else Kind.EVENTS
+
+
+def to_client(headers: Headers, kind: Kind, ours: Headers) -> list[tuple[bytes, bytes]]:
     """The worker's headers less those that end here, with ours.
 
     An event stream must reach the client as it is made, so that proxies are told not to keep it.
     """
-    headers = list(headers)
-    dropped = _OURS_TO_CLIENT | _named_by_connection(headers)
-    if is_event_stream(headers):
-        # An event may be withheld from it, and an error told in it: no length can be promised.
-        dropped |= _NOT_OF_STREAMS if not is_encoded(headers) else _HINTS
-    kept = [(name, value) for name, value in headers if name not in dropped]
-    if is_event_stream(headers):
-        kept += [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
-    return [*kept, *ours]
-
-
-def is_event_stream(headers: Headers) -> bool:
-    return any(n == b"content-type" and v.startswith(b"text/event-stream") for n, v in headers)
-
-
-def is_encoded(headers: Headers) -> bool:
-    """Whether the bytes of the body are not those of the answer; they pass raw then."""
-    return any(n == b"content-encoding" and v.lower() != b"identity" for n, v in headers)
+    dropped = _DROPPED[kind]
+    if named := _named_by_connection(headers):
+        dropped = dropped | named
+    kept = [header for header in headers if header[0] not in dropped]
+    if kind is not Kind.PLAIN:
+        kept += _AS_IT_IS_MADE
+    kept += ours
+    return kept
 
 
 def _named_by_connection(headers: Headers) -> set[bytes]:

@@ -12,59 +12,59 @@ from gateway.upstream.protocol import Connection, Headers
 HIGH_WATER_BYTES = 256 * 1024
 """Unread body at which the worker's socket is paused."""
 
-_IDLE_LOOKS = 4
-"""A diverted body is looked at so often per idle limit: cheaper than noting the time of each piece,
-and late by a quarter of the limit at most."""
-
 
 class Exchange:
     """Head, then body, of one answer; ``close`` must be called exactly once, whatever happened.
 
-    The body is read either piece by piece (``read``) or handed on as it comes (``divert``).
-    Limits: ``head_seconds`` from the request to the head, ``idle_seconds`` between body bytes while
-    the reader takes them; there is no limit on the whole.
+    The body is read either piece by piece (``read``) or handed on as it comes (``divert``). The
+    pool's limits hold: ``head_seconds`` from the request to the head, ``idle_seconds`` between body
+    bytes while somebody waits for them; there is none on the whole. The pool looks at all its
+    exchanges together, a few times per limit: a timer for each would cost more than the rest.
     """
 
     __slots__ = (
-        "_chunks", "_connection", "_ended", "_error", "_head_seconds", "_idle_seconds", "_loop",
-        "_paused", "_pool", "_slow", "_unread_bytes", "_waiter", "headers", "status",
+        "_chunks", "_connection", "_due", "_ended", "_error", "_loop", "_paused", "_pool", "_slow",
+        "_unread_bytes", "_waiter", "headers", "status",
     )  # fmt: skip
 
-    def __init__(self, pool: Pool, head_seconds: float, idle_seconds: float) -> None:
+    def __init__(self, pool: Pool) -> None:
         self.status = 0
         self.headers: Headers = []
         self._loop = asyncio.get_running_loop()
         self._pool = pool
-        self._head_seconds = head_seconds
-        self._idle_seconds = idle_seconds
         self._connection: Connection | None = None
         self._chunks: list[bytes] = []
         self._unread_bytes = 0
         self._paused = self._slow = False
         self._ended = False
         self._error: UpstreamError | None = None
-        self._waiter: asyncio.Future[bool] | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._due = 0.0
 
     @property
     def complete(self) -> bool:
         """Whether all of the answer has been read, and came to its proper end."""
         return self._ended and not self._chunks and self._error is None
 
+    @property
+    def readable(self) -> bool:
+        """Whether ``read`` would not wait."""
+        return bool(self._chunks) or self._ended
+
     async def open(self, head: bytes, body: bytes) -> None:
         """Send the request and wait for the head; raises UpstreamError.
 
         A reused connection that turns out to be stale is replaced by a fresh one, once.
         """
-        self._connection = self._pool.reuse()
-        if self._connection is not None:
+        connection = self._pool.reuse()
+        if connection is not None:
             try:
-                await self._send(self._connection, head, body)
+                await self._send(connection, head, body)
                 return
             except StaleConnection:
                 self._release()
                 self._ended, self._error = False, None
-        self._connection = await self._pool.connect()
-        await self._send(self._connection, head, body)
+        await self._send(await self._pool.connect(), head, body)
 
     async def read(self) -> bytes:
         """The body bytes that have arrived, at least one; empty at the end. Raises UpstreamError.
@@ -76,33 +76,29 @@ class Exchange:
                 raise self._error
             if self._ended:
                 return b""
-            if not await self._woken(self._idle_seconds):
-                raise self._idle()
+            await self._woken()
         return self._take()
 
     async def divert(
         self, forward: Callable[[bytes], None], through: Callable[[bytes], bool] | None = None
     ) -> None:
-        """Give each further piece of the body to ``forward`` as it comes, until the body's end.
+        """Give each further piece of the body to ``forward`` as it comes; returns when the body has
+        ended. What came together with its end is left to be read.
 
         ``through``, if given, first gets what the socket brought where a chunk begins, and may take
         it as it is. Both are called on the event loop and must not block. Raises UpstreamError.
         """
-        if self._chunks:
-            forward(self._take())
         connection = self._connection
         if connection is not None and not self._ended:
+            if self._chunks:
+                forward(self._take())
             connection.deliver = forward
             connection.through = through
-        silent = 0
-        while not self._ended and not await self._woken(self._idle_seconds / _IDLE_LOOKS):
-            heard = connection is not None and connection.heard
-            silent = 0 if heard or self._paused else silent + 1
-            if connection is not None:
-                connection.heard = False
-            if silent >= _IDLE_LOOKS:
-                raise self._idle()
+        while not self._ended:
+            await self._woken()
         if self._error is not None:
+            if self._chunks:
+                forward(self._take())
             raise self._error
 
     def pause(self) -> None:
@@ -121,11 +117,24 @@ class Exchange:
                 self._connection.close()
             self._release()
 
+    def look(self, now: float) -> None:
+        """End what has been silent for too long; ``now`` in the loop's time."""
+        connection = self._connection
+        if connection is None or self._ended:
+            return
+        if self.status and (connection.heard or self._paused or self._waiter is None):
+            connection.heard = False
+            self._due = now + self._pool.limits.idle_seconds
+        elif now >= self._due:
+            connection.close()
+            self.end(self._silence())
+
     # --- the sink of the connection
 
     def head(self, status: int, headers: Headers) -> None:
         self.status = status
         self.headers = headers
+        self._due = self._loop.time() + self._pool.limits.idle_seconds
         self._wake()
 
     def body(self, data: bytes) -> None:
@@ -143,12 +152,14 @@ class Exchange:
     # ---
 
     async def _send(self, connection: Connection, head: bytes, body: bytes) -> None:
+        self._connection = connection
+        self._due = self._loop.time() + self._pool.limits.head_seconds
+        self._pool.watch(connection, self.look)
         connection.start(head, body, self)
         while not self.status:
             if self._error is not None:
                 raise self._error
-            if not await self._woken(self._head_seconds):
-                raise HeadTimeout(f"no answer within {self._head_seconds:g} s")
+            await self._woken()
 
     def _take(self) -> bytes:
         data = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
@@ -157,18 +168,18 @@ class Exchange:
         self._regulate()
         return data
 
-    def _idle(self) -> IdleTimeout:
-        return IdleTimeout(f"nothing more for {self._idle_seconds:g} s")
+    def _silence(self) -> UpstreamError:
+        limits = self._pool.limits
+        if not self.status:
+            return HeadTimeout(f"no answer within {limits.head_seconds:g} s")
+        return IdleTimeout(f"nothing more for {limits.idle_seconds:g} s")
 
-    async def _woken(self, seconds: float) -> bool:
-        """Wait for an event of the connection; False if there is none in time."""
-        waiter = self._waiter = self._loop.create_future()
-        timer = self._loop.call_later(seconds, _expire, waiter)
+    async def _woken(self) -> None:
+        """Wait for an event of the connection."""
+        self._waiter = self._loop.create_future()
         try:
-            woken: bool = await waiter
-            return woken
+            await self._waiter
         finally:
-            timer.cancel()
             self._waiter = None
 
     def _regulate(self) -> None:
@@ -185,7 +196,7 @@ class Exchange:
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(True)
+            self._waiter.set_result(None)
 
     def _release(self) -> None:
         connection = self._connection
@@ -194,8 +205,3 @@ class Exchange:
             self._regulate()
             self._connection = None
             self._pool.release(connection)
-
-
-def _expire(waiter: asyncio.Future[bool]) -> None:
-    if not waiter.done():
-        waiter.set_result(False)

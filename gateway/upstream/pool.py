@@ -6,6 +6,8 @@ import asyncio
 import socket
 import ssl
 from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from gateway.upstream.errors import ConnectFailed
@@ -15,13 +17,28 @@ IDLE_SECONDS = 4.0
 """How long an idle connection is kept: under the 5 s of uvicorn, which serves vLLM."""
 
 
+_LOOKS = 4
+"""Exchanges in progress are looked at so often per limit, so that one is noticed late by a quarter
+of it at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """``connect_seconds``: to a connection, TLS included; ``head_seconds``: from the request to the
+    answer's head; ``idle_seconds``: between two pieces of a body that somebody waits for."""
+
+    connect_seconds: float
+    head_seconds: float
+    idle_seconds: float
+
+
 class Pool:
     """Keep-alive connections to one worker, the last used first; unbounded by itself.
 
     Proxy environment variables are not looked at. ``active`` connections carry an exchange.
     """
 
-    def __init__(self, url: str, connect_seconds: float) -> None:
+    def __init__(self, url: str, limits: Limits) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"not an http or https address: {url}")
@@ -31,9 +48,12 @@ class Pool:
         self._host = parts.hostname
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
-        self._connect_seconds = connect_seconds
+        self.limits = limits
         self._idle: deque[Connection] = deque()
         self._expiry: asyncio.TimerHandle | None = None
+        self._watched: dict[Connection, Callable[[float], None]] = {}
+        self._watch_seconds = min(limits.head_seconds, limits.idle_seconds) / _LOOKS
+        self._watching: asyncio.TimerHandle | None = None
         self.active = 0
 
     @property
@@ -55,12 +75,13 @@ class Pool:
         connection: Connection | None = None
         self.active += 1
         try:
-            async with asyncio.timeout(self._connect_seconds):
+            async with asyncio.timeout(self.limits.connect_seconds):
                 _, connection = await loop.create_connection(
                     Connection, self._host, self._port, ssl=self._tls
                 )
         except TimeoutError:
-            raise ConnectFailed(f"no connection within {self._connect_seconds:g} s") from None
+            seconds = self.limits.connect_seconds
+            raise ConnectFailed(f"no connection within {seconds:g} s") from None
         except OSError as error:
             raise ConnectFailed(error.strerror or str(error)) from None
         finally:
@@ -71,9 +92,16 @@ class Pool:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return connection
 
+    def watch(self, connection: Connection, look: Callable[[float], None]) -> None:
+        """Call ``look`` with the loop's time now and then until the connection is released."""
+        self._watched[connection] = look
+        if self._watching is None:
+            self._watching = asyncio.get_running_loop().call_later(self._watch_seconds, self._look)
+
     def release(self, connection: Connection) -> None:
         """End of an exchange: keep the connection if it can carry another, else close it."""
         self.active -= 1
+        self._watched.pop(connection, None)
         if connection.reusable and not connection.closed:
             connection.reusable = False
             connection.idle_since = asyncio.get_running_loop().time()
@@ -89,6 +117,13 @@ class Pool:
             self._expiry = None
         while self._idle:
             self._idle.pop().close()
+
+    def _look(self) -> None:
+        loop = asyncio.get_running_loop()
+        for look in tuple(self._watched.values()):
+            look(loop.time())
+        again = bool(self._watched)
+        self._watching = loop.call_later(self._watch_seconds, self._look) if again else None
 
     def _schedule_expiry(self) -> None:
         if self._expiry is None:

@@ -63,7 +63,8 @@ class Connection(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        if self._boundary and self.through is not None and self.through(data):
+        through = self.through
+        if through is not None and self._boundary and through(data):
             self.heard = True
             return
         if self._sink is None:
@@ -190,9 +191,12 @@ class Connection(asyncio.Protocol):
             self.deliver(data)
 
     def _finish(self, error: UpstreamError | None) -> None:
-        if self._pieces:
-            self._flush()
+        """The last pieces go to the sink itself: it can hand them on together with the end."""
         sink, self._sink = self._sink, None
+        if self._pieces and sink is not None:
+            data = b"".join(self._pieces)
+            self._pieces.clear()
+            sink.body(data)
         if error is not None:
             self.reusable = False
         if sink is not None:

@@ -8,7 +8,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from gateway.upstream.pool import Limits
+
 T = TypeVar("T")
+
+
+def limits(connect_seconds: float = 5, head_seconds: float = 5, idle_seconds: float = 5) -> Limits:
+    return Limits(connect_seconds, head_seconds, idle_seconds)
 
 
 def run(main: Coroutine[Any, Any, T], seconds: float = 10) -> T:

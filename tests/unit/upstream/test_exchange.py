@@ -21,7 +21,7 @@ from gateway.upstream.errors import (
 )
 from gateway.upstream.exchange import HIGH_WATER_BYTES, Exchange
 from gateway.upstream.pool import Pool
-from tests.unit.loopback import Peer, eventually, run, serving
+from tests.unit.loopback import Peer, eventually, limits, run, serving
 from tests.unit.upstream.answers import ANSWERS, Answer
 from tests.unit.upstream.test_pool import mute_listener
 
@@ -39,7 +39,7 @@ class Ended(Exchange):
     """Tells when the answer's end has come, read or not."""
 
     def __init__(self, pool: Pool) -> None:
-        super().__init__(pool, 5, 5)
+        super().__init__(pool)
         self.over = asyncio.Event()
 
     def end(self, error: UpstreamError | None) -> None:
@@ -57,7 +57,7 @@ async def rest(exchange: Exchange) -> bytes:
 async def diverted(exchange: Exchange) -> bytes:
     pieces: list[bytes] = []
     await exchange.divert(pieces.append)
-    return b"".join(pieces)
+    return b"".join(pieces) + await rest(exchange)
 
 
 Reader = Callable[[Exchange], Awaitable[bytes]]
@@ -65,7 +65,7 @@ READERS = pytest.mark.parametrize("reader", [rest, diverted], ids=["read", "dive
 
 
 async def ask(pool: Pool, reader: Reader = rest) -> tuple[Exchange, bytes]:
-    exchange = Exchange(pool, 5, 5)
+    exchange = Exchange(pool)
     try:
         await exchange.open(POST, BODY)
         return exchange, await reader(exchange)
@@ -76,7 +76,7 @@ async def ask(pool: Pool, reader: Reader = rest) -> tuple[Exchange, bytes]:
 async def ask_one(script: Callable[[Peer], Awaitable[None]], reader: Reader = rest) -> bytes:
     """One exchange with a worker of that script; whatever happens nothing is left active."""
     async with serving(script) as served:
-        pool = Pool(served.url, 5)
+        pool = Pool(served.url, limits())
         try:
             return (await ask(pool, reader))[1]
         finally:
@@ -101,7 +101,7 @@ def test_answers_arrive_as_they_were_made(answer: Answer, piece_bytes: int, read
 
     async def main() -> None:
         async with serving(script) as served:
-            pool = Pool(served.url, 5)
+            pool = Pool(served.url, limits())
             for _ in range(2):
                 exchange, body = await ask(pool, reader)
                 assert (exchange.status, body) == (answer.status, answer.body)
@@ -139,15 +139,43 @@ def test_the_head_is_there_before_the_body() -> None:
 
     async def main() -> None:
         async with serving(script) as served:
-            exchange = Exchange(Pool(served.url, 5), 5, 5)
+            exchange = Exchange(Pool(served.url, limits()))
             await exchange.open(POST, BODY)
-            assert exchange.status == 200 and not exchange.complete
+            assert exchange.status == 200
+            assert not exchange.readable and not exchange.complete
             body_wanted.set()
+            await eventually("the body has come", lambda: exchange.readable)
             assert await rest(exchange) == b"late"
-            assert exchange.complete
+            assert exchange.readable and exchange.complete
             exchange.close()
 
     body_wanted = asyncio.Event()
+    run(main())
+
+
+def test_a_worker_that_dies_between_head_and_body_has_not_answered() -> None:
+    async def script(peer: Peer) -> None:
+        await peer.request()
+        await peer.say(CHUNKED)
+        peer.reset()
+
+    with pytest.raises(Truncated):
+        run(ask_one(script))
+
+
+def test_silence_behind_the_head_has_the_idle_limit() -> None:
+    async def script(peer: Peer) -> None:
+        await peer.request()
+        await peer.say(CHUNKED)
+        await peer.gone()
+
+    async def main() -> None:
+        async with serving(script) as served:
+            pool = Pool(served.url, limits(idle_seconds=0.05))
+            with pytest.raises(IdleTimeout):
+                await ask(pool)
+            assert (pool.active, pool.idle) == (0, 0)
+
     run(main())
 
 
@@ -159,8 +187,8 @@ def test_head_is_answered_without_a_body() -> None:
 
     async def main() -> None:
         async with serving(script) as served:
-            pool = Pool(served.url, 5)
-            exchange = Exchange(pool, 5, 5)
+            pool = Pool(served.url, limits())
+            exchange = Exchange(pool)
             await exchange.open(b"HEAD / HTTP/1.1\r\nhost: w\r\n\r\n", b"")
             assert await exchange.read() == b""
             exchange.close()
@@ -247,7 +275,7 @@ def test_what_came_before_a_failure_is_handed_out_first(reader: Reader) -> None:
 
     async def main() -> None:
         async with serving(script) as served:
-            exchange = Ended(Pool(served.url, 5))
+            exchange = Ended(Pool(served.url, limits()))
             await exchange.open(POST, BODY)
             await exchange.over.wait()
             assert not exchange.complete
@@ -266,7 +294,7 @@ def test_what_came_before_a_failure_is_handed_out_first(reader: Reader) -> None:
 def test_nobody_there_is_not_processed() -> None:
     async def main() -> None:
         async with serving(says()) as served:
-            pool = Pool(served.url, 5)
+            pool = Pool(served.url, limits())
         with pytest.raises(ConnectFailed) as raised:
             await ask(pool)
         assert not raised.value.processed
@@ -289,7 +317,7 @@ def test_a_stale_connection_is_replaced_once_by_a_fresh_one() -> None:
 
     async def main() -> None:
         async with serving(script) as served:
-            pool = Pool(served.url, 5)
+            pool = Pool(served.url, limits())
             for _ in range(2):
                 assert (await ask(pool))[1] == b"ok"
                 assert (pool.active, pool.idle) == (0, 1)
@@ -310,7 +338,7 @@ def test_a_fresh_connection_that_dies_too_is_not_replaced() -> None:
 
     async def main() -> None:
         async with serving(script) as served:
-            pool = Pool(served.url, 5)
+            pool = Pool(served.url, limits())
             await ask(pool)
             with pytest.raises(NoAnswer) as raised:
                 await ask(pool)
@@ -328,7 +356,7 @@ def test_a_stale_connection_where_nobody_listens_any_more() -> None:
 
     async def main() -> None:
         async with serving(script) as served:
-            pool = Pool(served.url, 5)
+            pool = Pool(served.url, limits())
             await ask(pool)
         with pytest.raises(ConnectFailed):
             await ask(pool)
@@ -354,8 +382,8 @@ async def stalls(peer: Peer) -> None:
 def test_no_head_within_the_limit() -> None:
     async def main() -> None:
         async with serving(mute) as served:
-            pool = Pool(served.url, 5)
-            exchange = Exchange(pool, 0.05, 5)
+            pool = Pool(served.url, limits(head_seconds=0.05))
+            exchange = Exchange(pool)
             with pytest.raises(HeadTimeout, match=r"0\.05 s"):
                 await exchange.open(POST, BODY)
             exchange.close()
@@ -368,8 +396,8 @@ def test_no_head_within_the_limit() -> None:
 def test_silence_in_a_body_is_limited(reader: Reader) -> None:
     async def main() -> None:
         async with serving(stalls) as served:
-            pool = Pool(served.url, 5)
-            exchange = Exchange(pool, 5, 0.05)
+            pool = Pool(served.url, limits(idle_seconds=0.05))
+            exchange = Exchange(pool)
             await exchange.open(POST, BODY)
             with pytest.raises(IdleTimeout, match=r"0\.05 s"):
                 await reader(exchange)
@@ -394,8 +422,8 @@ def test_a_slow_answer_that_goes_on_is_not_silent(reader: Reader) -> None:
 
     async def main() -> None:
         async with serving(script) as served:
-            pool = Pool(served.url, 5)
-            exchange = Exchange(pool, 0.2, 0.2)
+            pool = Pool(served.url, limits(head_seconds=0.2, idle_seconds=0.2))
+            exchange = Exchange(pool)
             await exchange.open(POST, BODY)
             assert await reader(exchange) == b"x" * 15
             exchange.close()
@@ -447,8 +475,8 @@ def test_a_reader_that_does_not_read_holds_up_the_worker() -> None:
     async def main() -> None:
         flood = Flood()
         async with serving(flood) as served:
-            pool = Pool(served.url, 5)
-            exchange = Exchange(pool, 5, 5)
+            pool = Pool(served.url, limits())
+            exchange = Exchange(pool)
             await exchange.open(POST, BODY)
             assert await flood.is_held_up()
             first = await exchange.read()
@@ -473,8 +501,8 @@ def test_a_slow_client_pauses_what_is_handed_on(when: str) -> None:
                 exchange.pause()
 
         async with serving(flood) as served:
-            pool = Pool(served.url, 5)
-            exchange = Exchange(pool, 5, 0.05)
+            pool = Pool(served.url, limits(idle_seconds=0.05))
+            exchange = Exchange(pool)
             await exchange.open(POST, BODY)
             if when == "before":
                 exchange.pause()
@@ -486,7 +514,7 @@ def test_a_slow_client_pauses_what_is_handed_on(when: str) -> None:
             assert sum(sizes) == taken
             exchange.resume()
             await task
-            assert sum(sizes) == flood.total_bytes
+            assert sum(sizes) + len(await rest(exchange)) == flood.total_bytes
             exchange.close()
             pool.close_idle()
 
@@ -497,8 +525,8 @@ def test_a_paused_exchange_that_is_given_up_frees_the_worker() -> None:
     async def main() -> None:
         flood = Flood()
         async with serving(flood) as served:
-            pool = Pool(served.url, 5)
-            exchange = Exchange(pool, 5, 5)
+            pool = Pool(served.url, limits())
+            exchange = Exchange(pool)
             await exchange.open(POST, BODY)
             assert await flood.is_held_up()
             exchange.close()
@@ -519,7 +547,7 @@ def test_a_connection_paused_at_its_answer_s_end_reads_again_when_reused() -> No
 
     async def main() -> None:
         async with serving(script) as served:
-            pool = Pool(served.url, 5)
+            pool = Pool(served.url, limits())
             exchange = Ended(pool)
             await exchange.open(POST, BODY)
             await exchange.over.wait()
@@ -546,7 +574,7 @@ async def cancelled(pool: Pool, begun: Callable[[], Awaitable[object]], reader: 
 
 def test_cancelled_while_it_connects() -> None:
     async def main(address: str) -> None:
-        pool = Pool(f"https://{address}", 5)
+        pool = Pool(f"https://{address}", limits())
         await cancelled(pool, lambda: eventually("it connects", lambda: pool.active), rest)
         assert (pool.active, pool.idle) == (0, 0)
 
@@ -572,7 +600,7 @@ def test_cancelled_while_it_waits(phase: str, reader: Reader) -> None:
 
     async def main() -> None:
         async with serving(script) as served:
-            pool = Pool(served.url, 5)
+            pool = Pool(served.url, limits())
             if phase == "reused":
                 await ask(pool)
                 assert pool.idle == 1
@@ -594,7 +622,7 @@ def test_cancelled_at_any_moment() -> None:
 
     async def main() -> None:
         async with serving(script) as served:
-            pool = Pool(served.url, 5)
+            pool = Pool(served.url, limits())
             finished = 0
             for moment in range(60):
                 task = asyncio.create_task(ask(pool, diverted if moment % 2 else rest))

@@ -12,7 +12,7 @@ from gateway.upstream import pool as pool_module
 from gateway.upstream.errors import ConnectFailed
 from gateway.upstream.exchange import Exchange
 from gateway.upstream.pool import Pool
-from tests.unit.loopback import Peer, eventually, run, serving
+from tests.unit.loopback import Peer, eventually, limits, run, serving
 
 GET = b"GET / HTTP/1.1\r\nhost: w\r\n\r\n"
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
@@ -25,7 +25,7 @@ async def answers_ok(peer: Peer) -> None:
 
 
 async def get(pool: Pool) -> bytes:
-    exchange = Exchange(pool, 5, 5)
+    exchange = Exchange(pool)
     try:
         await exchange.open(GET, b"")
         data = b""
@@ -57,14 +57,14 @@ def mute_listener() -> Iterator[str]:
     ],
 )
 def test_an_address_is_understood(url: str, authority: bytes, prefix: bytes) -> None:
-    pool = Pool(url, 1)
+    pool = Pool(url, limits(connect_seconds=1))
     assert (pool.authority, pool.prefix) == (authority, prefix)
 
 
 @pytest.mark.parametrize("url", ["", "worker:8001", "ftp://worker", "http://", "http:///path"])
 def test_another_address_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match="not an http or https address"):
-        Pool(url, 1)
+        Pool(url, limits(connect_seconds=1))
 
 
 # --- connecting
@@ -73,7 +73,7 @@ def test_another_address_is_refused(url: str) -> None:
 def test_a_refused_connection_is_told_and_not_counted() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
-        pool = Pool(f"http://127.0.0.1:{unused.getsockname()[1]}", 5)
+        pool = Pool(f"http://127.0.0.1:{unused.getsockname()[1]}", limits())
 
         with pytest.raises(ConnectFailed) as raised:
             run(pool.connect())
@@ -83,7 +83,7 @@ def test_a_refused_connection_is_told_and_not_counted() -> None:
 
 
 def test_a_name_that_is_nobody_s_is_a_failed_connection() -> None:
-    pool = Pool("http://no-such-worker.invalid:1", 5)
+    pool = Pool("http://no-such-worker.invalid:1", limits())
     with pytest.raises(ConnectFailed):
         run(pool.connect())
     assert pool.active == 0
@@ -91,7 +91,7 @@ def test_a_name_that_is_nobody_s_is_a_failed_connection() -> None:
 
 def test_the_connect_limit_holds_for_the_tls_handshake_too() -> None:
     with mute_listener() as address:
-        pool = Pool(f"https://{address}", 0.05)
+        pool = Pool(f"https://{address}", limits(connect_seconds=0.05))
         with pytest.raises(ConnectFailed, match=r"within 0\.05 s"):
             run(pool.connect())
         assert pool.active == 0
@@ -103,7 +103,7 @@ def test_a_worker_that_speaks_no_tls_is_a_failed_connection() -> None:
 
     async def main() -> int:
         async with serving(speaks_first) as served:
-            pool = Pool(served.url.replace("http:", "https:"), 5)
+            pool = Pool(served.url.replace("http:", "https:"), limits())
             with pytest.raises(ConnectFailed):
                 await pool.connect()
             return pool.active
@@ -113,7 +113,7 @@ def test_a_worker_that_speaks_no_tls_is_a_failed_connection() -> None:
 
 def test_a_cancelled_connect_is_not_counted() -> None:
     async def main(address: str) -> int:
-        pool = Pool(f"https://{address}", 5)
+        pool = Pool(f"https://{address}", limits())
         task = asyncio.create_task(pool.connect())
         await asyncio.sleep(0)
         assert pool.active == 1
@@ -129,7 +129,7 @@ def test_a_cancelled_connect_is_not_counted() -> None:
 def test_small_requests_are_not_held_back() -> None:
     async def main() -> int:
         async with serving(answers_ok) as served:
-            pool = Pool(served.url, 5)
+            pool = Pool(served.url, limits())
             connection = await pool.connect()
             sock = connection.transport.get_extra_info("socket")
             delay = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
@@ -140,7 +140,7 @@ def test_small_requests_are_not_held_back() -> None:
 
 
 def test_tls_is_verified() -> None:
-    tls = Pool("https://worker", 1)._tls
+    tls = Pool("https://worker", limits(connect_seconds=1))._tls
     assert tls is not None
     assert (tls.verify_mode, tls.check_hostname) == (ssl.CERT_REQUIRED, True)
 
@@ -151,7 +151,7 @@ def test_tls_is_verified() -> None:
 def test_connections_are_reused_the_last_one_first() -> None:
     async def main() -> None:
         async with serving(answers_ok) as served:
-            pool = Pool(served.url, 5)
+            pool = Pool(served.url, limits())
             assert await asyncio.gather(*(get(pool) for _ in range(3))) == [b"ok"] * 3
             assert (pool.active, pool.idle, len(served.peers)) == (0, 3, 3)
             first, second = pool.reuse(), pool.reuse()
@@ -179,7 +179,7 @@ def test_a_connection_that_is_not_reusable_is_closed() -> None:
 
     async def main() -> None:
         async with serving(closes) as served:
-            pool = Pool(served.url, 5)
+            pool = Pool(served.url, limits())
             assert await get(pool) == b"ok"
             assert (pool.active, pool.idle) == (0, 0)
             await gone.wait()
@@ -195,7 +195,7 @@ def test_a_connection_that_the_worker_has_closed_is_not_reused() -> None:
 
     async def main() -> None:
         async with serving(once) as served:
-            pool = Pool(served.url, 5)
+            pool = Pool(served.url, limits())
             for turn in range(3):
                 assert await get(pool) == b"ok"
                 kept = pool._idle[-1]
@@ -216,7 +216,7 @@ def test_idle_connections_are_closed_after_a_while(monkeypatch: pytest.MonkeyPat
 
     async def main() -> None:
         async with serving(counts) as served:
-            pool = Pool(served.url, 5)
+            pool = Pool(served.url, limits())
             await asyncio.gather(*(get(pool) for _ in range(3)))
             assert pool.idle == 3
             await eventually("all idle connections are closed", lambda: len(gone) == 3)
@@ -230,7 +230,7 @@ def test_idle_connections_are_closed_after_a_while(monkeypatch: pytest.MonkeyPat
 def test_a_connection_in_use_does_not_expire(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         async with serving(answers_ok) as served:
-            pool = Pool(served.url, 5)
+            pool = Pool(served.url, limits())
             await asyncio.gather(get(pool), get(pool))
             used = pool.reuse()
             await eventually("the other one expires", lambda: pool.idle == 0)

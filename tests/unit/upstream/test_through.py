@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from itertools import pairwise
 
 import pytest
@@ -17,13 +18,30 @@ HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding
 EVENTS = [event + b"\n\n" for event in STREAM.split(b"\n\n")[:-1]]
 
 
+class Written(asyncio.WriteTransport):
+    """What is written to it, while it is open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.data = b""
+        self.closing = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        assert not self.closing
+        self.data += data
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+
 class Client:
     """Writes to one client as the relay does, and takes the chunks apart as a client does."""
 
     def __init__(self, connection: Connection, withhold: bool) -> None:
         self.answer = EventStream(withhold)
-        self.framed = b""
+        self.written = Written()
         self.through_count = 0
+        self._passes = self.answer.passing(self.written)
         self.ended = False
         self._connection = connection
 
@@ -40,17 +58,15 @@ class Client:
 
     def forward(self, data: bytes) -> None:
         if passed := self.answer.feed(data):
-            self.framed += b"%x\r\n%b\r\n" % (len(passed), passed)
+            self.written.write(b"%x\r\n%b\r\n" % (len(passed), passed))
 
     def through(self, framed: bytes) -> bool:
-        if self.answer.through(framed):
-            self.framed += framed
-            self.through_count += 1
-            return True
-        return False
+        passed = self._passes(framed)
+        self.through_count += passed
+        return passed
 
     def bytes_passed(self) -> bytes:
-        rest = self.framed + (
+        rest = self.written.data + (
             b"%x\r\n%b\r\n" % (len(held), held) if (held := self.answer.finish()) else b""
         )
         passed = b""
@@ -128,12 +144,44 @@ def test_an_aborted_stream_that_went_through_is_not_complete() -> None:
     ],
 )
 def test_what_is_no_whole_ordinary_chunk_does_not(framed: bytes) -> None:
-    assert not EventStream(True).through(framed)
+    written = Written()
+    assert not EventStream(True).passing(written)(framed)
+    assert written.data == b""
+
+
+ORDINARY = b"50\r\n" + b"x" * 78 + b"\n\n\r\n"
 
 
 def test_what_is_one_does_unless_an_event_is_half_sent() -> None:
-    framed = b"50\r\n" + b"x" * 78 + b"\n\n\r\n"
-    assert EventStream(True).through(framed)
+    written = Written()
+    assert EventStream(True).passing(written)(ORDINARY)
+    assert written.data == ORDINARY
     stream = EventStream(True)
     stream.feed(b'data: {"choices":[{')
-    assert not stream.through(framed)
+    assert not stream.passing(written)(ORDINARY)
+
+
+@pytest.mark.parametrize("size", [64, 255, 256, 2000])
+def test_chunks_of_usual_sizes_go_through(size: int) -> None:
+    framed = b"%x\r\n%b\n\n\r\n" % (size, b"x" * (size - 2))
+    written = Written()
+    assert EventStream(True).passing(written)(framed)
+    assert written.data == framed
+
+
+def test_nothing_is_written_to_a_client_that_leaves() -> None:
+    written = Written()
+    written.closing = True
+    assert EventStream(True).passing(written)(ORDINARY)
+
+
+def test_long_streams_keep_their_last_bytes_only() -> None:
+    stream = EventStream(True)
+    passes = stream.passing(Written())
+    for _ in range(100_000):
+        passes(ORDINARY)
+    assert stream.usage is None and not stream.ended
+    stream.feed(b'data: {"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":9}}\n\n')
+    stream.feed(b"data: [DONE]\n\n")
+    assert stream.complete and stream.usage is not None
+    assert stream.usage.completion_tokens == 9
