@@ -30,7 +30,7 @@ class Exchange:
     def __init__(self, pool: Pool) -> None:
         self.status = 0
         self.headers: Headers = []
-        self._loop = asyncio.get_running_loop()
+        self._loop = pool.loop
         self._pool = pool
         self._connection: Connection | None = None
         self._chunks: list[bytes] = []

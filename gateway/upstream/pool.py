@@ -49,12 +49,21 @@ class Pool:
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         self.limits = limits
+        # Asking asyncio for the running loop is a system call (getpid) up to Python 3.11.
+        self._running: asyncio.AbstractEventLoop | None = None
         self._idle: deque[Connection] = deque()
         self._expiry: asyncio.TimerHandle | None = None
         self._watched: dict[Connection, Callable[[float], None]] = {}
         self._watch_seconds = min(limits.head_seconds, limits.idle_seconds) / _LOOKS
         self._watching: asyncio.TimerHandle | None = None
         self.active = 0
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop that the pool is used in."""
+        if self._running is None:
+            self._running = asyncio.get_running_loop()
+        return self._running
 
     @property
     def idle(self) -> int:
@@ -71,12 +80,11 @@ class Pool:
 
     async def connect(self) -> Connection:
         """A fresh connection, active; raises ConnectFailed."""
-        loop = asyncio.get_running_loop()
         connection: Connection | None = None
         self.active += 1
         try:
             async with asyncio.timeout(self.limits.connect_seconds):
-                _, connection = await loop.create_connection(
+                _, connection = await self.loop.create_connection(
                     Connection, self._host, self._port, ssl=self._tls
                 )
         except TimeoutError:
@@ -96,7 +104,7 @@ class Pool:
         """Call ``look`` with the loop's time now and then until the connection is released."""
         self._watched[connection] = look
         if self._watching is None:
-            self._watching = asyncio.get_running_loop().call_later(self._watch_seconds, self._look)
+            self._watching = self.loop.call_later(self._watch_seconds, self._look)
 
     def release(self, connection: Connection) -> None:
         """End of an exchange: keep the connection if it can carry another, else close it."""
@@ -104,7 +112,7 @@ class Pool:
         self._watched.pop(connection, None)
         if connection.reusable and not connection.closed:
             connection.reusable = False
-            connection.idle_since = asyncio.get_running_loop().time()
+            connection.idle_since = self.loop.time()
             self._idle.append(connection)
             self._schedule_expiry()
         elif not connection.closed:
@@ -119,7 +127,7 @@ class Pool:
             self._idle.pop().close()
 
     def _look(self) -> None:
-        loop = asyncio.get_running_loop()
+        loop = self.loop
         for look in tuple(self._watched.values()):
             look(loop.time())
         again = bool(self._watched)
@@ -127,13 +135,12 @@ class Pool:
 
     def _schedule_expiry(self) -> None:
         if self._expiry is None:
-            loop = asyncio.get_running_loop()
-            self._expiry = loop.call_at(self._idle[0].idle_since + IDLE_SECONDS, self._expire)
+            self._expiry = self.loop.call_at(self._idle[0].idle_since + IDLE_SECONDS, self._expire)
 
     def _expire(self) -> None:
         """The longest idle are at the left: take from there until one is young enough."""
         self._expiry = None
-        limit = asyncio.get_running_loop().time() - IDLE_SECONDS
+        limit = self.loop.time() - IDLE_SECONDS
         while self._idle and (self._idle[0].closed or self._idle[0].idle_since <= limit):
             self._idle.popleft().close()
         if self._idle:
