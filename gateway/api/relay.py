@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine
+from functools import partial
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -22,6 +23,7 @@ from gateway.api.direct import DirectSender
 from gateway.api.heartbeat import beating
 from gateway.api.outgoing import Outgoing
 from gateway.api.sse import EventStream, PlainAnswer
+from gateway.api.through import let_through
 from gateway.core.router import NoWorker, Request, Result
 from gateway.core.worker import Reservation, WorkerId
 from gateway.observe.record import Outcome, Record
@@ -215,10 +217,7 @@ class _Relayed:
     async def _forward(self, exchange: Exchange, answer: EventStream, sender: DirectSender) -> None:
         """The rest of a stream, each piece written to the client as it comes from the worker."""
         feed, client = answer.feed, sender.client
-        if sender.chunked:
-            write, through = sender.write_chunk, answer.passing(sender.transport)
-        else:
-            write, through = sender.write, None
+        write = sender.write_chunk if sender.chunked else sender.write
 
         def forward(data: bytes) -> None:
             if passed := feed(data):
@@ -228,7 +227,8 @@ class _Relayed:
         if client.blocked:
             exchange.pause()
         try:
-            await exchange.divert(forward, through)
+            through = partial(let_through, answer, transport=sender.transport)
+            await exchange.divert(forward, through if sender.chunked else None)
         finally:
             client.paused = client.resumed = None
 

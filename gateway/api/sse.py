@@ -7,9 +7,7 @@ of that event. All other bytes pass untouched, in order, as soon as they came, h
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
-from collections.abc import Callable
 
 import orjson
 
@@ -17,37 +15,17 @@ from gateway.api.wire import find_usage
 from gateway.core.router import Usage
 
 _NO_CHOICES = (b'"choices":[]', b'"choices": []')
-_NOTHING = b"[]"
+NOTHING = b"[]"
 """In every event that has no choices, and in few others: those are looked at more closely."""
 
 _CHOICE = (b'"choices":[{', b'"choices": [{')
 _END = b"\n\n"
 _DONE = b"data: [DONE]"
 _FAILED = b'\ndata: {"error":'
-_FRAMED_END = b"\n\n\r\n"
-_LEAST_FRAMED, _MOST_FRAMED = 64, 2048
-"""Shorter than any chunk with an event of a model, longer than the one with ``[DONE]``; and as long
-as usual ones are."""
-
-
-def _lines_by_framed_size() -> tuple[bytes, ...]:
-    """What a chunk that has so many bytes with its framing begins with; one of another size does
-    not, and neither does anything that is not one whole chunk."""
-    lines = [b"no chunk has this size"] * _MOST_FRAMED
-    for size in range(_LEAST_FRAMED, _MOST_FRAMED):
-        line = b"%x\r\n" % size
-        framed = len(line) + size + 2
-        if framed < _MOST_FRAMED:
-            lines[framed] = line
-    return tuple(lines)
-
-
-_LINES = _lines_by_framed_size()
-
 _LINE_ENDS = (b"", b"\n", b"\r")
 _ABORTED = b'"finish_reason":"abort"'
-_TAIL_BYTES = 4096
-_MOST_PIECES = 64
+TAIL_BYTES = 4096
+MOST_PIECES = 64
 """Of those that pass framed, at least as many bytes as the tail has."""
 
 _MAX_HELD_BYTES = 64 * 1024
@@ -58,50 +36,27 @@ class EventStream:
 
     ``withhold`` removes the events that carry usage and no choices. An event of which too little
     has come to tell is held until it can be told; one that has a choice passes at once.
+
+    Chunks of whole ordinary events may go to the client past ``feed`` (``gateway.api.through``)
+    unless it is ``midway`` in an event; ``framed`` is told of them, framing and all.
     """
 
     def __init__(self, withhold: bool) -> None:
         self._withhold = withhold
         self._tail: list[bytes] = []
-        self._framed: deque[bytes] = deque(maxlen=_MOST_PIECES)
+        self.framed: deque[bytes] = deque(maxlen=MOST_PIECES)
+        self.midway = False
         self._held = b""
         self._inside = False
         self._newline = False
 
-    def passing(self, transport: asyncio.WriteTransport) -> Callable[[bytes], bool]:
-        """A function that writes to the client, as they came, bytes that are one whole chunk of
-        whole events which all pass: nothing is withheld from them, and they are not the end. It
-        returns whether it did. Nearly all of a stream is of that kind.
-
-        The bytes must begin where a chunk begins.
-        """
-        note, write, closing = self._framed.append, transport.write, transport.is_closing
-
-        def passes(framed: bytes) -> bool:
-            size = len(framed)
-            if (
-                size >= _MOST_FRAMED
-                or not framed.startswith(_LINES[size])
-                or not framed.endswith(_FRAMED_END)
-                or _NOTHING in framed
-                or self._inside
-                or self._held
-            ):
-                return False
-            note(framed)
-            if not closing():
-                write(framed)
-            return True
-
-        return passes
-
     def _note(self, data: bytes) -> None:
         tail = self._tail
-        if self._framed:
-            tail.extend(piece[piece.index(b"\n") + 1 : -2] for piece in self._framed)
-            self._framed.clear()
+        if self.framed:
+            tail.extend(piece[piece.index(b"\n") + 1 : -2] for piece in self.framed)
+            self.framed.clear()
         tail.append(data)
-        if len(tail) >= _MOST_PIECES or len(data) >= _TAIL_BYTES:
+        if len(tail) >= MOST_PIECES or len(data) >= TAIL_BYTES:
             tail[:] = [self._last()]
 
     def feed(self, data: bytes) -> bytes:
@@ -109,8 +64,10 @@ class EventStream:
         self._note(data)
         if not self._withhold:
             return data
-        if _NOTHING in data or self._held or self._inside or data[-2:] != _END:
-            return self._filter(self._held + data)
+        if NOTHING in data or self.midway or data[-2:] != _END:
+            passed = self._filter(self._held + data)
+            self.midway = self._inside or bool(self._held)
+            return passed
         return data
 
     def finish(self) -> bytes:
@@ -147,9 +104,9 @@ class EventStream:
 
     def _last(self) -> bytes:
         """The last bytes of the stream, the same ones however it was split."""
-        if self._framed:
+        if self.framed:
             self._note(b"")
-        return b"".join(self._tail)[-_TAIL_BYTES:]
+        return b"".join(self._tail)[-TAIL_BYTES:]
 
     def _filter(self, data: bytes) -> bytes:
         self._held = b""

@@ -80,20 +80,24 @@ class Exchange:
         return self._take()
 
     async def divert(
-        self, forward: Callable[[bytes], None], through: Callable[[bytes], bool] | None = None
+        self,
+        forward: Callable[[bytes], None],
+        interceptor: Callable[[Connection], Callable[[bytes], None]] | None = None,
     ) -> None:
         """Give each further piece of the body to ``forward`` as it comes; returns when the body has
         ended. What came together with its end is left to be read.
 
-        ``through``, if given, first gets what the socket brought where a chunk begins, and may take
-        it as it is. Both are called on the event loop and must not block. Raises UpstreamError.
+        ``interceptor``, if given, makes the function that gets the bytes of the socket before they
+        are parsed: ``Connection.intercept`` says what it must do. Both are called on the event loop
+        and must not block. Raises UpstreamError.
         """
         connection = self._connection
         if connection is not None and not self._ended:
             if self._chunks:
                 forward(self._take())
             connection.deliver = forward
-            connection.through = through
+            if interceptor is not None:
+                connection.intercept(interceptor(connection))
         while not self._ended:
             await self._woken()
         if self._error is not None:

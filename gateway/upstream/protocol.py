@@ -36,8 +36,7 @@ class Connection(asyncio.Protocol):
     """An HTTP/1.1 client connection on httptools.
 
     ``deliver`` takes the body: the sink's ``body``, unless who awaits it puts another in its place.
-    ``heard`` is set by each piece of a body. ``through`` may take what begins with a new chunk as
-    it came from the socket, framing and all; if it returns False the parser gets it.
+    ``heard`` is set by each piece of a body. ``at_chunk``: the next byte begins a chunk or the end.
     """
 
     def __init__(self) -> None:
@@ -46,8 +45,8 @@ class Connection(asyncio.Protocol):
         self.reusable = False
         self.idle_since = 0.0
         self.heard = False
-        self.through: Callable[[bytes], bool] | None = None
-        self._boundary = self._in_chunk = False
+        self.at_chunk = self._in_chunk = False
+        self._intercepted = False
         self._sink: Sink | None = None
         # The parser calls this for each piece of a body. Those of one read go to the sink together:
         # a write for each would cost a system call.
@@ -63,10 +62,9 @@ class Connection(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        through = self.through
-        if through is not None and self._boundary and through(data):
-            self.heard = True
-            return
+        self.parse(data)
+
+    def parse(self, data: bytes) -> None:
         if self._sink is None:
             # Bytes that nobody asked for: the connection is out of step.
             self.close()
@@ -79,8 +77,7 @@ class Connection(asyncio.Protocol):
             self._fail(BadAnswer("the worker switched protocols"))
         except httptools.HttpParserError as error:
             self._fail(BadAnswer(f"the worker's answer is not HTTP: {error}"))
-        # At the end of a chunk's line the next byte begins another chunk, or the end.
-        self._boundary = not self._in_chunk and self._head_done and data[-2:] == b"\r\n"
+        self.at_chunk = not self._in_chunk and self._head_done and data[-2:] == b"\r\n"
         if self._pieces:
             self.heard = True
             self._flush()
@@ -107,8 +104,7 @@ class Connection(asyncio.Protocol):
             raise RuntimeError("the connection is busy")
         self._sink = sink
         self.deliver = sink.body
-        self.through = None
-        self._boundary = self._in_chunk = False
+        self.at_chunk = self._in_chunk = False
         self._exchanges += 1
         self._head_request = head.startswith(b"HEAD ")
         self._head_bytes = 0
@@ -120,6 +116,20 @@ class Connection(asyncio.Protocol):
         else:
             self.transport.write(head)
             self.transport.write(body)
+
+    def intercept(self, receive: Callable[[bytes], None]) -> None:
+        """Until the answer's end what the socket brings goes to ``receive``, which sets ``heard``
+        and gives ``parse`` what it does not take itself. It may take only whole chunks."""
+        self._intercepted = True
+        self.data_received = receive  # type: ignore[assignment]
+        # uvloop calls the method that it found when it was told of the protocol.
+        self.transport.set_protocol(self)
+
+    def _regain(self) -> None:
+        if self._intercepted:
+            self._intercepted = False
+            del self.data_received
+            self.transport.set_protocol(self)
 
     def pause(self) -> None:
         if not self.closed:
@@ -133,6 +143,7 @@ class Connection(asyncio.Protocol):
         """Leave now; an active exchange gets no further event."""
         self._sink = None
         self.closed = True
+        self._regain()
         self.transport.abort()
 
     # --- parser -> us
@@ -193,6 +204,7 @@ class Connection(asyncio.Protocol):
     def _finish(self, error: UpstreamError | None) -> None:
         """The last pieces go to the sink itself: it can hand them on together with the end."""
         sink, self._sink = self._sink, None
+        self._regain()
         if self._pieces and sink is not None:
             data = b"".join(self._pieces)
             self._pieces.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -37,6 +38,9 @@ class Transport:
 
     def abort(self) -> None:
         self.aborted = True
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        assert isinstance(protocol, Connection), "it is only ever told of itself again"
 
     def pause_reading(self) -> None:
         self.reading = False

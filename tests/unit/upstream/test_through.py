@@ -10,9 +10,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gateway.api.sse import EventStream
+from gateway.api.through import let_through
 from gateway.upstream.protocol import Connection, Headers
 from tests.unit.api.recorded import STREAM, WITHOUT_USAGE
-from tests.unit.upstream.test_protocol import connected
+from tests.unit.upstream.test_protocol import Seen, connected
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 EVENTS = [event + b"\n\n" for event in STREAM.split(b"\n\n")[:-1]]
@@ -34,6 +35,27 @@ class Written(asyncio.WriteTransport):
         return self.closing
 
 
+class Parsing(Connection):
+    """A connection at the beginning of a chunk that notes what is left to its parser."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.at_chunk = True
+        self.parsed: list[bytes] = []
+
+    def parse(self, data: bytes) -> None:
+        self.parsed.append(data)
+
+
+def goes_through(stream: EventStream, framed: bytes) -> bool:
+    """Whether the client gets these bytes past the parser; one of both does, as they are."""
+    connection, written = Parsing(), Written()
+    let_through(stream, connection, written)(framed)
+    assert [framed] == [*connection.parsed, *([written.data] if written.data else [])]
+    assert connection.heard == bool(written.data)
+    return bool(written.data)
+
+
 class Client:
     """Writes to one client as the relay does, and takes the chunks apart as a client does."""
 
@@ -41,13 +63,12 @@ class Client:
         self.answer = EventStream(withhold)
         self.written = Written()
         self.through_count = 0
-        self._passes = self.answer.passing(self.written)
         self.ended = False
         self._connection = connection
 
     def head(self, status: int, headers: Headers) -> None:
         self._connection.deliver = self.forward
-        self._connection.through = self.through
+        self._connection.intercept(let_through(self.answer, self._connection, self.written))
 
     def body(self, data: bytes) -> None:
         self.forward(data)
@@ -57,13 +78,9 @@ class Client:
         self.ended = True
 
     def forward(self, data: bytes) -> None:
+        self.through_count += len(self.answer.framed)
         if passed := self.answer.feed(data):
             self.written.write(b"%x\r\n%b\r\n" % (len(passed), passed))
-
-    def through(self, framed: bytes) -> bool:
-        passed = self._passes(framed)
-        self.through_count += passed
-        return passed
 
     def bytes_passed(self) -> bytes:
         rest = self.written.data + (
@@ -144,42 +161,58 @@ def test_an_aborted_stream_that_went_through_is_not_complete() -> None:
     ],
 )
 def test_what_is_no_whole_ordinary_chunk_does_not(framed: bytes) -> None:
-    written = Written()
-    assert not EventStream(True).passing(written)(framed)
-    assert written.data == b""
+    assert not goes_through(EventStream(True), framed)
 
 
 ORDINARY = b"50\r\n" + b"x" * 78 + b"\n\n\r\n"
 
 
 def test_what_is_one_does_unless_an_event_is_half_sent() -> None:
-    written = Written()
-    assert EventStream(True).passing(written)(ORDINARY)
-    assert written.data == ORDINARY
+    assert goes_through(EventStream(True), ORDINARY)
     stream = EventStream(True)
     stream.feed(b'data: {"choices":[{')
-    assert not stream.passing(written)(ORDINARY)
+    assert not goes_through(stream, ORDINARY)
+    stream.feed(b"}]}\n\n")
+    assert goes_through(stream, ORDINARY)
+
+
+def test_what_is_one_does_not_within_another() -> None:
+    connection, written = Parsing(), Written()
+    connection.at_chunk = False
+    let_through(EventStream(True), connection, written)(ORDINARY)
+    assert (connection.parsed, written.data) == ([ORDINARY], b"")
 
 
 @pytest.mark.parametrize("size", [64, 255, 256, 2000])
 def test_chunks_of_usual_sizes_go_through(size: int) -> None:
-    framed = b"%x\r\n%b\n\n\r\n" % (size, b"x" * (size - 2))
-    written = Written()
-    assert EventStream(True).passing(written)(framed)
-    assert written.data == framed
+    assert goes_through(EventStream(True), b"%x\r\n%b\n\n\r\n" % (size, b"x" * (size - 2)))
 
 
 def test_nothing_is_written_to_a_client_that_leaves() -> None:
-    written = Written()
+    connection, written = Parsing(), Written()
     written.closing = True
-    assert EventStream(True).passing(written)(ORDINARY)
+    let_through(EventStream(True), connection, written)(ORDINARY)
+    assert not connection.parsed
+
+
+def test_the_next_answer_is_not_intercepted() -> None:
+    connection, _ = connected()
+    client = Client(connection, True)
+    connection.start(b"POST / HTTP/1.1\r\n\r\n", b"", client)
+    for read in (HEAD, ORDINARY, b"0\r\n\r\n"):
+        connection.data_received(read)
+    assert client.ended and client.written.data == ORDINARY
+    seen = Seen()
+    connection.start(b"POST / HTTP/1.1\r\n\r\n", b"", seen)
+    for read in (HEAD, ORDINARY, b"0\r\n\r\n"):
+        connection.data_received(read)
+    assert client.written.data == ORDINARY and seen.data == ORDINARY[4:-2]
 
 
 def test_long_streams_keep_their_last_bytes_only() -> None:
     stream = EventStream(True)
-    passes = stream.passing(Written())
-    for _ in range(100_000):
-        passes(ORDINARY)
+    for _ in range(10_000):
+        goes_through(stream, ORDINARY)
     assert stream.usage is None and not stream.ended
     stream.feed(b'data: {"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":9}}\n\n')
     stream.feed(b"data: [DONE]\n\n")
