@@ -53,11 +53,22 @@ class EventStream:
     def _note(self, data: bytes) -> None:
         tail = self._tail
         if self.framed:
-            tail.extend(piece[piece.index(b"\n") + 1 : -2] for piece in self.framed)
-            self.framed.clear()
+            tail += self._unframed()
         tail.append(data)
         if len(tail) >= MOST_PIECES or len(data) >= TAIL_BYTES:
             tail[:] = [self._last()]
+
+    def _unframed(self) -> list[bytes]:
+        """The last of what passed framed, as much as the tail can hold."""
+        pieces: list[bytes] = []
+        missing = TAIL_BYTES
+        while self.framed and missing > 0:
+            framed = self.framed.pop()
+            missing -= len(framed)
+            pieces.append(framed[framed.index(b"\n") + 1 : -2])
+        self.framed.clear()
+        pieces.reverse()
+        return pieces
 
     def feed(self, data: bytes) -> bytes:
         """The bytes to pass on for the bytes that came; may be empty."""

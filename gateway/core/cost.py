@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import product
 
 _FORGET = 0.98
 """Weight of the past at each observation: a mean over about the last 50."""
@@ -113,8 +112,8 @@ class PrefillFit:
         self._steps[worker] = _Step(terms, began, ended)
 
     def _learn(self, terms: Terms, seconds: float) -> None:
-        for i, j in product(range(3), repeat=2):
-            self._squares[i][j] = _FORGET * self._squares[i][j] + terms[i] * terms[j]
+        for row, products_of in zip(self._squares, terms, strict=True):
+            row[:] = [_FORGET * s + products_of * t for s, t in zip(row, terms, strict=True)]
         pairs = zip(self._products, terms, strict=True)
         self._products = [_FORGET * p + t * seconds for p, t in pairs]
         self._learnt += 1

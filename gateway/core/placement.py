@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from gateway.core.worker import Worker
@@ -23,22 +22,22 @@ class Candidate(NamedTuple):
     cached_tokens: int
     uncached_tokens: int
     prefill_seconds: float
-    whole_prefill_seconds: float
     pending_seconds: float
-    recent_seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class Fleet:
+class Fleet(NamedTuple):
     """What a policy may know beside the candidates.
 
     ``waiting_mean``: requests per worker that wait for their first token. ``turn``: requests
     admitted so far. ``social_weight``: how much a recomputed prefix is charged for each of them.
+    ``whole_prefill_seconds``: the prompt's prefill where nothing of it is cached. ``now``: seconds.
     """
 
     waiting_mean: float
     turn: int
     social_weight: float
+    whole_prefill_seconds: float
+    now: float
 
 
 Policy = Callable[[Sequence[Candidate], Fleet], Candidate]
@@ -52,12 +51,13 @@ def prefix_affinity(candidates: Sequence[Candidate], fleet: Fleet) -> Candidate:
     caches guard themselves; a hot prefix spills exactly when that is cheaper.
     """
     factor = 1.0 + fleet.social_weight * fleet.waiting_mean
-    return _least(candidates, [c.pending_seconds + factor * c.prefill_seconds for c in candidates])
+    costs = [c.pending_seconds + factor * c.prefill_seconds for c in candidates]
+    return _least(candidates, costs, fleet)
 
 
 def least_work(candidates: Sequence[Candidate], fleet: Fleet) -> Candidate:
     """Least unfinished work, whatever is cached."""
-    return _least(candidates, [c.pending_seconds for c in candidates])
+    return _least(candidates, [c.pending_seconds for c in candidates], fleet)
 
 
 def round_robin(candidates: Sequence[Candidate], fleet: Fleet) -> Candidate:
@@ -65,10 +65,12 @@ def round_robin(candidates: Sequence[Candidate], fleet: Fleet) -> Candidate:
     return candidates[fleet.turn % len(candidates)]
 
 
-def _least(candidates: Sequence[Candidate], costs: Sequence[float]) -> Candidate:
-    limit = min(costs) + _TIE * min(c.whole_prefill_seconds for c in candidates)
+def _least(candidates: Sequence[Candidate], costs: Sequence[float], fleet: Fleet) -> Candidate:
+    limit = min(costs) + _TIE * fleet.whole_prefill_seconds
     tied = [c for c, cost in zip(candidates, costs, strict=True) if cost <= limit]
-    return min(tied, key=lambda c: (c.recent_seconds, c.worker.in_flight))
+    if len(tied) == 1:
+        return tied[0]
+    return min(tied, key=lambda c: (c.worker.recent_seconds(fleet.now), c.worker.in_flight))
 
 
 POLICIES: dict[str, Policy] = {

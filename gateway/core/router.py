@@ -106,8 +106,15 @@ class Router:
         workers = self._eligible(request.model, excluded)
         candidates = [self._candidate(worker, request, now) for worker in workers]
         ready = [worker for worker in self.workers.values() if worker.available]
-        waiting_mean = sum(worker.waiting for worker in ready) / len(ready)
-        fleet = Fleet(waiting_mean, self._admitted, self._options.social_weight)
+        first = candidates[0]
+        prompt_tokens = first.cached_tokens + first.uncached_tokens
+        fleet = Fleet(
+            sum(worker.waiting for worker in ready) / len(ready),
+            self._admitted,
+            self._options.social_weight,
+            first.worker.estimates.prefill.seconds(prompt_tokens, 0),
+            now,
+        )
         chosen = self._options.policy(candidates, fleet)
         self._admitted += 1
         return self._reserve(chosen, request, now)
@@ -166,9 +173,7 @@ class Router:
             cached_tokens=cached,
             uncached_tokens=prompt_tokens - cached,
             prefill_seconds=worker.estimates.prefill.seconds(prompt_tokens - cached, cached),
-            whole_prefill_seconds=worker.estimates.prefill.seconds(prompt_tokens, 0),
             pending_seconds=worker.pending_seconds(now),
-            recent_seconds=worker.recent_seconds(now),
         )
 
     def _reserve(self, chosen: Candidate, request: Request, now: float) -> Reservation:
