@@ -11,14 +11,16 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 
 from gateway.api.app import build_app
 from gateway.api.client import ClientProtocol
 from gateway.api.deps import Deps
+from gateway.api.pace import Pace
 from gateway.config import Settings
 from gateway.core.cost import Speed
 from gateway.core.placement import POLICIES
@@ -184,7 +186,7 @@ def http_server(service: Service, settings: Settings) -> HttpServer:
             access_log=False,
             server_header=False,
             date_header=False,
-            http=ClientProtocol,
+            http=cast(type[asyncio.Protocol], partial(ClientProtocol, Pace())),
             proxy_headers=False,
             timeout_keep_alive=75,
             timeout_graceful_shutdown=int(settings.drain_seconds) or 1,

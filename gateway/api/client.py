@@ -9,6 +9,7 @@ server the same relay runs through plain ASGI; the tests run it both ways.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from http import HTTPStatus
 from typing import Any, cast
 
@@ -16,6 +17,7 @@ from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gateway.api import errors
+from gateway.api.pace import Pace
 
 _KEY = "gateway.client"
 MAX_HEAD_BYTES = 64 * 1024
@@ -36,6 +38,10 @@ class ClientProtocol(HttpToolsProtocol):
 
     _in_head = True
     _head_bytes = 0
+
+    def __init__(self, pace: Pace, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._pace = pace
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -60,6 +66,9 @@ class ClientProtocol(HttpToolsProtocol):
             self.flow.resume_reading()
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        self._pace.begin(self.loop, partial(self._start, cycle, app))
+
+    def _start(self, cycle: Any, app: Any) -> None:
         self.running = cycle
         super()._start_asgi_task(cycle, app)
 

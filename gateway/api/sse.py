@@ -199,8 +199,9 @@ class PlainAnswer:
         joined = self._edge + data
         self._aborted |= _ABORTED in joined
         self._edge = joined[-len(_ABORTED) :]
-        self._tail.append(data)
-        self._tail_bytes += len(data)
+        kept = data[-_PLAIN_TAIL_BYTES:]
+        self._tail.append(kept)
+        self._tail_bytes += len(kept)
         while self._tail_bytes - len(self._tail[0]) >= _PLAIN_TAIL_BYTES:
             self._tail_bytes -= len(self._tail.popleft())
         return data

@@ -9,7 +9,7 @@ from gateway.upstream.errors import HeadTimeout, IdleTimeout, StaleConnection, U
 from gateway.upstream.pool import Pool
 from gateway.upstream.protocol import Connection, Headers
 
-HIGH_WATER_BYTES = 256 * 1024
+HIGH_WATER_BYTES = 64 * 1024
 """Unread body at which the worker's socket is paused."""
 
 
