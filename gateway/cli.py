@@ -1,4 +1,4 @@
-"""The command line: `gateway up`, `gateway serve`, `gateway config`."""
+"""The command line: `gateway up`, `serve`, `config`, `explain`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import os
 import resource
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any, NoReturn, get_args, get_origin
 
 import typer
@@ -72,6 +73,26 @@ def config(**given: Any) -> None:
     for name, value in settings.model_dump(mode="json").items():
         shown = "" if value is None else _toml(value)
         print(f"{name} = {shown}" if shown else f"# {name} is not set")
+
+
+def explain(
+    file: Annotated[Path, typer.Argument(help="A request's JSON body; - for standard input.")],
+    url: Annotated[str, typer.Option(help="The running gateway.")] = "http://127.0.0.1:8000",
+    as_json: Annotated[bool, typer.Option("--json", help="The answer as it is.")] = False,
+) -> None:
+    """Ask a running gateway how it would place a request, without sending it."""
+    from gateway.explained import ExplainFailed, ask, table
+
+    try:
+        body = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
+        answer = ask(url, body)
+    except OSError as error:
+        _fail(f"{file}: {error.strerror or error}")
+    except ExplainFailed as error:
+        _fail(str(error))
+    # A pipe has no width of its own, and the table needs more than the 80 columns it is taken for.
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+    console.print_json(json.dumps(answer)) if as_json else console.print(table(answer))
 
 
 def _plans(settings: Settings, arguments: tuple[str, ...]) -> tuple[list[Any], bool]:
@@ -176,3 +197,4 @@ app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options"
     _with_settings(up, _SERVE_ONLY)
 )
 app.command()(_with_settings(config, frozenset()))
+app.command()(explain)

@@ -14,7 +14,9 @@ from starlette.types import Receive, Scope, Send
 
 from gateway import __version__
 from gateway.api import errors, openapi
+from gateway.api.body import read_body
 from gateway.api.deps import Deps
+from gateway.api.explain import explained
 from gateway.api.relay import Relay
 
 Models = Callable[[], list[dict[str, Any]]]
@@ -99,6 +101,17 @@ def _add_operations(app: FastAPI, deps: Deps) -> None:
         if any(w.available for w in workers):
             return _json({"status": "ready", "workers": states})
         return _json({"status": "not ready", "workers": states}, 503, _NOT_READY_RETRY)
+
+    @app.post("/route/explain", tags=["operations"], openapi_extra=openapi.ANY_PROMPT)
+    async def route_explain(request: Request) -> Response:
+        """How this body of a completion would be placed now: the worker, why, and each worker's
+        cost in seconds. Nothing is sent."""
+        try:
+            body = await read_body(request.scope, request.receive, deps.max_body_bytes)
+            return _json(await explained(deps, body))
+        except errors.ApiError as error:
+            headers = {name.decode(): value.decode() for name, value in error.headers}
+            return Response(error.body, error.status, headers, "application/json")
 
     @app.get("/metrics", tags=["operations"])
     async def metrics() -> Response:

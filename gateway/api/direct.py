@@ -77,7 +77,9 @@ class DirectSender:
         self.chunked = not known and not self._old
         if self.chunked:
             headers = [*headers, _CHUNKS]
-        if not cycle.keep_alive:
+        if _CLOSE in headers:
+            cycle.keep_alive = False
+        elif not cycle.keep_alive:
             headers = [*headers, _CLOSE]
         lines = [b"HTTP/1.1 %d %b\r\n" % (status, _REASONS.get(status, b""))]
         lines += [b"%b: %b\r\n" % header for header in headers]

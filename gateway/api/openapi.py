@@ -60,6 +60,23 @@ _MESSAGES = {
 _PROMPT = {"description": "Text, token ids, or a list of either.", "example": "Once upon a time"}
 
 
+ANY_PROMPT: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": {
+                    "type": "object",
+                    "properties": {"messages": _MESSAGES, "prompt": _PROMPT, **_COMMON},
+                    "additionalProperties": True,
+                }
+            }
+        },
+    }
+}
+"""The body of ``/route/explain``: of either kind."""
+
+
 def describe(schema: dict[str, Any]) -> dict[str, Any]:
     """Add the proxied endpoints to the schema that FastAPI made of the others."""
     paths = schema.setdefault("paths", {})

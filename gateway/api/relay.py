@@ -24,7 +24,8 @@ from gateway.api.heartbeat import beating
 from gateway.api.outgoing import Outgoing
 from gateway.api.sse import EventStream, PlainAnswer
 from gateway.api.through import let_through
-from gateway.core.router import NoWorker, Request, Result
+from gateway.core.request import Request, Result
+from gateway.core.router import NoWorker
 from gateway.core.worker import Reservation, WorkerId
 from gateway.observe.record import Outcome, Record
 from gateway.upstream.errors import ConnectFailed, HeadTimeout, IdleTimeout, UpstreamError

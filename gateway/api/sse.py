@@ -12,7 +12,7 @@ from collections import deque
 import orjson
 
 from gateway.api.wire import find_usage
-from gateway.core.router import Usage
+from gateway.core.request import Usage
 
 _NO_CHOICES = (b'"choices":[]', b'"choices": []')
 NOTHING = b"[]"

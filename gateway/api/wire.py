@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from gateway.core.router import Usage
+from gateway.core.request import Usage
 
 HOP_BY_HOP = frozenset(
     (

@@ -39,6 +39,15 @@ class Fleet(NamedTuple):
     whole_prefill_seconds: float
     now: float
 
+    @property
+    def delays(self) -> float:
+        """How many requests a prefill is charged for beside its own."""
+        return self.social_weight * self.waiting_mean
+
+    def cost(self, candidate: Candidate) -> float:
+        """Seconds that placing the prompt there costs it and the others."""
+        return candidate.pending_seconds + (1.0 + self.delays) * candidate.prefill_seconds
+
 
 Policy = Callable[[Sequence[Candidate], Fleet], Candidate]
 
@@ -50,9 +59,7 @@ def prefix_affinity(candidates: Sequence[Candidate], fleet: Fleet) -> Candidate:
     first token; loaded, recomputing a prefix elsewhere is charged to all whom it delays, so the
     caches guard themselves; a hot prefix spills exactly when that is cheaper.
     """
-    factor = 1.0 + fleet.social_weight * fleet.waiting_mean
-    costs = [c.pending_seconds + factor * c.prefill_seconds for c in candidates]
-    return _least(candidates, costs, fleet)
+    return _least(candidates, [fleet.cost(c) for c in candidates], fleet)
 
 
 def least_work(candidates: Sequence[Candidate], fleet: Fleet) -> Candidate:

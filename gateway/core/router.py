@@ -7,13 +7,14 @@ byte of a stream; ``settle`` gives back exactly what was reserved, once, whateve
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from gateway.core.blocks import EMPTY_CHAIN, Prompt
+from gateway.core.blocks import EMPTY_CHAIN
 from gateway.core.cost import GPU_SPEED, DecodeEstimate, Estimates, PrefillFit, Speed
 from gateway.core.placement import Candidate, Fleet, Policy
 from gateway.core.prefix_index import PrefixIndex
+from gateway.core.request import Request, Result
 from gateway.core.worker import Engine, Phase, Reservation, Worker, WorkerId
 
 
@@ -34,34 +35,6 @@ class Options:
     max_index_blocks: int = 4_000_000
     speed: Speed = GPU_SPEED
     default_capacity_blocks: int = 16_384
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What placement must know of a request; ``prompt`` is None where it could not be hashed."""
-
-    prompt: Prompt | None
-    model: str | None = None
-    max_tokens: int | None = None
-    stream: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """Token counts that the engine delivered; ``cached_tokens`` is None where it gave none."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """How a request ended. ``computed`` is False where the engine cannot have computed the prompt:
-    the worker was not reached, or refused the request."""
-
-    usage: Usage | None = None
-    computed: bool = True
 
 
 class Router:
@@ -103,21 +76,39 @@ class Router:
         self, request: Request, now: float, excluded: Collection[WorkerId] = ()
     ) -> Reservation:
         """Place a request and reserve its work; raises NoWorker."""
-        workers = self._eligible(request.model, excluded)
+        candidates, fleet = self.compare(request, self.eligible(request.model, excluded), now)
+        chosen = self.choose(candidates, fleet)
+        self._admitted += 1
+        return self._reserve(chosen, request, now)
+
+    def eligible(self, model: str | None, excluded: Collection[WorkerId] = ()) -> list[Worker]:
+        """Available workers that serve the model; if none says so, all: the worker judges. Raises
+        NoWorker."""
+        ready = [w for w in self.workers.values() if w.available and w.id not in excluded]
+        if not ready:
+            raise NoWorker({w.id: w.reason or "excluded" for w in self.workers.values()})
+        serving = [w for w in ready if model in w.models]
+        return serving or ready
+
+    def compare(
+        self, request: Request, workers: Sequence[Worker], now: float
+    ) -> tuple[list[Candidate], Fleet]:
+        """What the policy decides by; ``workers`` must not be empty."""
         candidates = [self._candidate(worker, request, now) for worker in workers]
         ready = [worker for worker in self.workers.values() if worker.available]
         first = candidates[0]
         prompt_tokens = first.cached_tokens + first.uncached_tokens
         fleet = Fleet(
-            sum(worker.waiting for worker in ready) / len(ready),
+            sum(worker.waiting for worker in ready) / (len(ready) or 1),
             self._admitted,
             self._options.social_weight,
             first.worker.estimates.prefill.seconds(prompt_tokens, 0),
             now,
         )
-        chosen = self._options.policy(candidates, fleet)
-        self._admitted += 1
-        return self._reserve(chosen, request, now)
+        return candidates, fleet
+
+    def choose(self, candidates: Sequence[Candidate], fleet: Fleet) -> Candidate:
+        return self._options.policy(candidates, fleet)
 
     def prefilled(self, reservation: Reservation, now: float) -> None:
         """The first body byte of a stream has arrived; later calls change nothing."""
@@ -152,14 +143,6 @@ class Router:
             decode = DecodeEstimate(speed.decode_seconds_per_token)
             found = self._by_models[models] = Estimates(PrefillFit(speed.prefill), decode)
         return found
-
-    def _eligible(self, model: str | None, excluded: Collection[WorkerId]) -> list[Worker]:
-        """Available workers that serve the model; if none says so, all: the worker judges."""
-        ready = [w for w in self.workers.values() if w.available and w.id not in excluded]
-        if not ready:
-            raise NoWorker({w.id: w.reason or "excluded" for w in self.workers.values()})
-        serving = [w for w in ready if model in w.models]
-        return serving or ready
 
     def _candidate(self, worker: Worker, request: Request, now: float) -> Candidate:
         if request.prompt is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from gateway.core.router import Usage
+from gateway.core.request import Usage
 from gateway.core.worker import Reservation
 
 

@@ -13,7 +13,9 @@ import gateway
 
 ROOT = Path(gateway.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
-COMPOSITION_ROOT = {"__init__", "__main__", "cli", "config", "run", "screen", "service"}
+COMPOSITION_ROOT = {
+    "__init__", "__main__", "cli", "config", "explained", "run", "screen", "service",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.core.router import Usage
+from gateway.core.request import Usage
 
 TEXT = (
     r"\n\ndata: [DONE]\n\n {\"usage\":{\"prompt_tokens\":9},\"choices\":[]}"

@@ -18,7 +18,7 @@ from gateway.api.wire import (
     to_client,
     to_worker,
 )
-from gateway.core.router import Usage
+from gateway.core.request import Usage
 from tests.unit.api.recorded import PLAIN, USAGE, USAGE_JSON
 
 JSON = st.recursive(

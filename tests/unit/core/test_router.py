@@ -8,7 +8,8 @@ import pytest
 from gateway.core.blocks import Prompt, token_bytes
 from gateway.core.cost import CPU_SPEED, GPU_SPEED, Speed
 from gateway.core.placement import POLICIES
-from gateway.core.router import NoWorker, Options, Request, Result, Router, Usage
+from gateway.core.request import Request, Result, Usage
+from gateway.core.router import NoWorker, Options, Router
 from gateway.core.worker import Engine, Reservation, WorkerId
 
 A, B = WorkerId("a"), WorkerId("b")

@@ -12,7 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from gateway.core.blocks import BYTE_BLOCK_BYTES, Chain, Prompt, token_bytes
 from gateway.core.cost import Coefficients, Speed
 from gateway.core.placement import POLICIES
-from gateway.core.router import NoWorker, Options, Request, Result, Router, Usage
+from gateway.core.request import Request, Result, Usage
+from gateway.core.router import NoWorker, Options, Router
 from gateway.core.worker import Engine, Phase, Reservation, WorkerId
 from tests.unit.core.naive_index import Key, NaiveLru, block_tokens, keys
 

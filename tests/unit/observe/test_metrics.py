@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.core.blocks import EMPTY_CHAIN
-from gateway.core.router import Usage
+from gateway.core.request import Usage
 from gateway.core.worker import Reservation, WorkerId
 from gateway.observe.metrics import Metrics
 from gateway.observe.record import Outcome, Record

@@ -9,7 +9,8 @@ from prometheus_client import CollectorRegistry
 from gateway.core.blocks import Prompt, token_bytes
 from gateway.core.cost import GPU_SPEED
 from gateway.core.placement import POLICIES
-from gateway.core.router import Options, Request, Result, Router
+from gateway.core.request import Request, Result
+from gateway.core.router import Options, Router
 from gateway.core.worker import Engine, WorkerId
 from gateway.observe.state import EngineFigures, Sources, StateCollector
 from tests.unit.observe.exposed import Samples, of, samples

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from gateway.api.sse import EventStream, PlainAnswer
 from gateway.api.wire import Kind, kind_of
-from gateway.core.router import Usage
+from gateway.core.request import Usage
 from gateway.upstream.errors import UpstreamError
 from gateway.upstream.protocol import Connection, Headers
 from tests.unit.upstream.test_through import goes_through

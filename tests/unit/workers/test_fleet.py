@@ -12,7 +12,8 @@ import pytest
 
 from gateway.core.blocks import Prompt, token_bytes
 from gateway.core.placement import POLICIES
-from gateway.core.router import Options, Request, Router
+from gateway.core.request import Request
+from gateway.core.router import Options, Router
 from gateway.core.worker import Engine, Worker, WorkerId
 from gateway.workers import fleet as fleet_module
 from gateway.workers.fleet import Every, Fleet, Hooks

@@ -1,0 +1,101 @@
+"""`POST /route/explain` and `gateway explain`: told as it would be placed, and nothing is sent."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.bodies import CHAT, COMPLETIONS, chat, completion
+from tests.contract.expect import Counted, assert_openai_error
+from tests.fake_worker import FakeWorker
+from tests.gateway_process import GatewayProcess
+from tests.raw_http import exchange
+
+EXPLAIN = "/route/explain"
+GATEWAY_ARGS = ["--max-body-bytes", "1000000"]
+
+
+def told(gateway: GatewayProcess, body: dict[str, Any]) -> dict[str, Any]:
+    answer = exchange(gateway.url, EXPLAIN, body)
+    assert (answer.status, answer.header("content-type")) == (200, "application/json")
+    return dict(answer.json())
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_a_request_goes_where_it_was_told(
+    gateway: GatewayProcess, fake_workers: list[FakeWorker], path: str
+) -> None:
+    make = chat if path == CHAT else completion
+    text = uuid.uuid4().hex * 300
+    sent = sum(len(worker.inference) for worker in fake_workers)
+    for cached in (False, True):
+        before = told(gateway, make(text))
+        answer = exchange(gateway.url, path, make(text))
+        assert answer.header("x-gateway-worker") == before["worker"]
+        chosen = next(c for c in before["candidates"] if c["worker"] == before["worker"])
+        predicted = int(answer.header("x-gateway-predicted-cached-tokens") or -1)
+        assert predicted == chosen["cached_tokens"]
+        assert (predicted > 0) == cached
+        assert before["prompt_tokens"] == chosen["cached_tokens"] + chosen["uncached_tokens"]
+        assert before["mode"] == "bytes" and before["fallback"] == "no_tokenizer"
+    assert sum(len(worker.inference) for worker in fake_workers) == sent + 2
+
+
+def test_every_worker_and_each_term_of_its_cost_is_there(
+    gateway: GatewayProcess, counted: Counted
+) -> None:
+    answer = told(gateway, chat("hello"))
+    assert [c["worker"] for c in answer["candidates"]] == ["0", "1"]
+    assert answer["worker"] in answer["reason"]
+    for one in answer["candidates"]:
+        terms = ("prefill_ahead", "decode", "prefill", "delay_to_others")
+        total = sum(one[f"{term}_seconds"] for term in terms)
+        assert one["cost_seconds"] == pytest.approx(total) and one["available"]
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b'"x"', b"{", b"\xff"])
+def test_what_is_no_object_is_refused(gateway: GatewayProcess, body: bytes) -> None:
+    assert_openai_error(exchange(gateway.url, EXPLAIN, body), 400)
+
+
+def test_the_limit_of_bodies_holds(gateway: GatewayProcess) -> None:
+    assert_openai_error(exchange(gateway.url, EXPLAIN, b"x" * 1_000_001), 413)
+
+
+@pytest.mark.parametrize("body", [{}, {"messages": 5}, {"prompt": None}, {"messages": [[[]]]}])
+def test_odd_bodies_are_placed_by_what_is_known_of_them(
+    gateway: GatewayProcess, body: dict[str, Any]
+) -> None:
+    assert told(gateway, body)["worker"] in ("0", "1")
+
+
+def command(gateway: GatewayProcess, *arguments: str, given: bytes = b"") -> tuple[int, str, str]:
+    ran = subprocess.run(
+        [sys.executable, "-m", "gateway", "explain", *arguments, "--url", gateway.url],
+        input=given, capture_output=True, timeout=60,
+    )  # fmt: skip
+    return ran.returncode, ran.stdout.decode(), ran.stderr.decode()
+
+
+def test_the_command_shows_it(gateway: GatewayProcess, tmp_path: Path) -> None:
+    file = tmp_path / "request.json"
+    file.write_text(json.dumps(chat("hello")))
+    status, out, err = command(gateway, str(file))
+    assert (status, err) == (0, "")
+    assert "goes here" in out and "read as bytes (no_tokenizer)" in out
+    status, out, _ = command(gateway, "-", "--json", given=file.read_bytes())
+    assert status == 0 and json.loads(out)["worker"] in ("0", "1")
+
+
+def test_the_command_says_what_is_wrong(gateway: GatewayProcess, tmp_path: Path) -> None:
+    missing = tmp_path / "missing.json"
+    status, _, err = command(gateway, str(missing))
+    assert (status, err.strip()) == (2, f"error: {missing}: No such file or directory")
+    status, _, err = command(gateway, "-", given=b"nonsense")
+    assert status == 2 and "the body is not a JSON object" in err
