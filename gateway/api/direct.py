@@ -26,9 +26,12 @@ _NO_BODY = (204, 304)
 
 
 class Sender(Protocol):
-    """Writes one answer: ``start`` once, ``piece`` any number of times, ``last`` once."""
+    """Writes one answer: ``start`` once, ``piece`` any number of times, ``last`` once. ``flush``
+    lets a head go that may wait for the bytes behind it."""
 
     async def start(self, status: int, headers: RawHeaders) -> None: ...
+
+    async def flush(self) -> None: ...
 
     async def piece(self, data: bytes) -> None: ...
 
@@ -46,6 +49,9 @@ class AsgiSender:
 
     async def start(self, status: int, headers: RawHeaders) -> None:
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def flush(self) -> None:
+        """The server has the head already."""
 
     async def piece(self, data: bytes) -> None:
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
@@ -85,6 +91,11 @@ class DirectSender:
         lines += [b"%b: %b\r\n" % header for header in headers]
         lines.append(b"\r\n")
         self._head = b"".join(lines)
+
+    async def flush(self) -> None:
+        if self._head:
+            await self._drained()
+            self._write(b"")
 
     async def piece(self, data: bytes) -> None:
         await self._drained()

@@ -51,8 +51,8 @@ class Outgoing:
         await self._to.start(status, wire.to_client(headers, kind, ours))
 
     async def flush(self) -> None:
-        """Let the head go: what follows it may be long in coming."""
-        await self._to.piece(b"")
+        """Let the head go: what follows it may be long in coming, or be written past us."""
+        await self._to.flush()
 
     async def piece(self, data: bytes) -> None:
         self.sent_at = monotonic()

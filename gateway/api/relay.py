@@ -217,6 +217,7 @@ class _Relayed:
 
     async def _forward(self, exchange: Exchange, answer: EventStream, sender: DirectSender) -> None:
         """The rest of a stream, each piece written to the client as it comes from the worker."""
+        await sender.flush()
         feed, client = answer.feed, sender.client
         write = sender.write_chunk if sender.chunked else sender.write
 

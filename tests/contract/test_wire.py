@@ -294,6 +294,20 @@ def test_c58_text_that_looks_like_framing(
     assert len(answer.data()) == 7
 
 
+@pytest.mark.parametrize("piece_bytes", [1, 5, 20, 1000])
+def test_the_head_is_first_though_too_little_has_come_to_pass_on(
+    gateway: GatewayProcess, fake_workers: list[FakeWorker], piece_bytes: int
+) -> None:
+    how = {"head_with_body": True, "rechunk_bytes": piece_bytes, "gap_seconds": 0.001}
+    for stream in (True, False):
+        answer = exchange(gateway.url, CHAT, chat(stream=stream), headers=scripted(**how))
+        assert answer.status == 200
+        said = bytes(received(fake_workers)[-1].answer)
+        assert answer.body == (less_usage(said) if stream else said)
+        for worker in fake_workers:
+            worker.reset()
+
+
 ODD_STREAMS = {
     "comment": [": ping\n\n", 'data: {"choices":[{"index":0}]}\n\n', "data: [DONE]\n\n"],
     "no-usage-key": ['data: {"choices":[],"prompt_filter_results":[]}\n\n', "data: [DONE]\n\n"],

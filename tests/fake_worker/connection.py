@@ -210,6 +210,7 @@ class Writer:
         self._head_only = received.method == "HEAD"
         self._script = script
         self._framing: Framing = "length"
+        self._head = b""  # waits for the first piece of the body
         self._unframed = bytearray()
         self._position = 0  # in the body, of what was framed
         self._gzip = zlib.compressobj(wbits=31) if script.content_encoding else None
@@ -235,7 +236,11 @@ class Writer:
         if script.close or self._framing == "eof":
             lines.append((b"connection", b"close"))
         line = f"HTTP/{script.http_version} {status} {HTTPStatus(status).phrase}\r\n".encode()
-        await self.raw(line + b"".join(b"%b: %b\r\n" % each for each in lines) + b"\r\n")
+        head = line + b"".join(b"%b: %b\r\n" % each for each in lines) + b"\r\n"
+        if script.head_with_body:
+            self._head = head
+        else:
+            await self.raw(head)
 
     async def data(self, data: bytes) -> None:
         if self._gzip:
@@ -283,6 +288,7 @@ class Writer:
         await self.raw(b"%x\r\n%b\r\n" % (len(frame), frame))
 
     async def raw(self, data: bytes) -> None:
+        data, self._head = self._head + data, b""
         size = self._script.split_bytes
         if not size:
             await self._connection.write(data)

@@ -44,6 +44,7 @@ class Script:
     trailers: tuple[tuple[str, str], ...] = ()
     rechunk_bytes: int | None = None  # HTTP chunks of this size, whatever the events
     rechunk_at: tuple[int, ...] | None = None  # HTTP chunks that end at these body positions
+    head_with_body: bool = False  # the head in one write with the first piece of a body
     split_bytes: int | None = None  # each write to the socket has this many bytes
     close: bool = False  # say `connection: close` and do it
     drop_idle: bool = False  # close after the answer without having said so
