@@ -11,6 +11,14 @@ _TIE = 0.1
 """Costs that differ by less than this share of the prompt's whole prefill are equal: the fits of
 two like workers differ by noise, and the least recently charged one should take its turn."""
 
+_IDLE_DELAYS = 5.0
+"""Where nobody waits a prefill delays nobody yet, and is charged for so many at most. Otherwise a
+burst that shares a prefix would stay on one worker: each request that waits there makes computing
+the prefix elsewhere dearer. Simulated (4 workers, 64 in flight, 4,096 shared tokens): in flight
+max/mean 1.0 instead of 4.0, 108 requests/s instead of 27; on the conversation trace, 8 workers,
+mean time to first token 0.75, 1.51, 50.5 s at speeds 3, 4, 5 instead of 0.77, 1.55, 50.9, hit
+ratio 0.233, 0.240, 0.252 instead of 0.236, 0.241, 0.252. 3 hits less, 8 balances less."""
+
 
 class Candidate(NamedTuple):
     """One available worker as one prompt sees it; times in seconds.
@@ -39,14 +47,15 @@ class Fleet(NamedTuple):
     whole_prefill_seconds: float
     now: float
 
-    @property
-    def delays(self) -> float:
-        """How many requests a prefill is charged for beside its own."""
-        return self.social_weight * self.waiting_mean
+    def delays(self, worker: Worker) -> float:
+        """How many requests a prefill on this worker is charged for beside its own."""
+        delays = self.social_weight * self.waiting_mean
+        return delays if worker.waiting or delays < _IDLE_DELAYS else _IDLE_DELAYS
 
     def cost(self, candidate: Candidate) -> float:
         """Seconds that placing the prompt there costs it and the others."""
-        return candidate.pending_seconds + (1.0 + self.delays) * candidate.prefill_seconds
+        delays = self.delays(candidate.worker)
+        return candidate.pending_seconds + (1.0 + delays) * candidate.prefill_seconds
 
 
 Policy = Callable[[Sequence[Candidate], Fleet], Candidate]
@@ -57,7 +66,8 @@ def prefix_affinity(candidates: Sequence[Candidate], fleet: Fleet) -> Candidate:
 
     ``cost(w) = pending(w) + (1 + k*q) * prefill(uncached(prompt, w))``. Idle, that is the soonest
     first token; loaded, recomputing a prefix elsewhere is charged to all whom it delays, so the
-    caches guard themselves; a hot prefix spills exactly when that is cheaper.
+    caches guard themselves; a hot prefix spills exactly when that is cheaper. Where nobody waits
+    ``k*q`` counts 5 at most.
     """
     return _least(candidates, [fleet.cost(c) for c in candidates], fleet)
 
