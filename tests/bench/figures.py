@@ -18,7 +18,7 @@ class Figure:
 
     what: str
     measured: float
-    sign: Literal["<", "<=", "="]
+    sign: Literal["<", "<=", "=", ">="]
     limit: float | None
     unit: str = ""
     whose: str = ""
@@ -34,6 +34,8 @@ class Figure:
                 return self.measured <= self.limit
             case "=":
                 return self.measured == self.limit
+            case ">=":
+                return self.measured >= self.limit
 
     @property
     def bound(self) -> str:
