@@ -48,7 +48,9 @@ class Explanation:
 
 
 def explain(router: Router, request: Request, now: float) -> Explanation:
-    """How ``admit`` would place the request at this moment. Nothing is reserved or stored."""
+    """How ``admit`` would place the request at this moment. Nothing is reserved or stored.
+
+    Costs are those of prefix affinity, whatever the router's policy."""
     seen, fleet = router.compare(request, list(router.workers.values()), now)
     candidates = [_considered(c, fleet, now) for c in seen]
     prompt = request.prompt

@@ -33,7 +33,7 @@ class Simulation:
         self.area: Counter[WorkerId] = Counter()
         self.cached_tokens = 0
         self.now = 0.0
-        self._free_at: Counter[WorkerId] = Counter()
+        self._free_at: dict[WorkerId, float] = {}
         self._events: list[tuple[float, int, bool, Reservation]] = []
         self._numbers = count()
         for name in map(str, range(WORKERS)):
@@ -66,10 +66,10 @@ class Simulation:
         prompt = Prompt(b"", True, _chains={BLOCK_TOKENS: chain})
         held = self.router.admit(Request(prompt, stream=True), self.now)
         self.cached_tokens += held.cached_tokens
-        begins = max(self.now, self._free_at[held.worker_id])
+        begins = max(self.now, self._free_at.get(held.worker_id, 0.0))
         first_token = begins + SPEED.prefill.seconds(held.uncached_tokens, held.cached_tokens)
         end = first_token + OUTPUT_TOKENS * SPEED.decode_seconds_per_token
-        self._free_at[held.worker_id] = end  # type: ignore[assignment]
+        self._free_at[held.worker_id] = end
         for at, ended in ((first_token, False), (end, True)):
             heapq.heappush(self._events, (at, next(self._numbers), ended, held))
 
