@@ -47,10 +47,12 @@ class Burst:
         return len(self.answers) / self.seconds
 
 
-def questions(seed: int, documents: int, each: int, words: int) -> list[tuple[int, str]]:
-    """(document number, prompt), shuffled; the documents of two seeds share nothing."""
+def questions(
+    seed: int, documents: int, each: int, words: int, opening: str = ""
+) -> list[tuple[int, str]]:
+    """(document number, prompt), shuffled; the documents of two seeds share only the opening."""
     rng = random.Random(seed)
-    texts = [f"Text {seed}-{n}. " + document(rng, words) for n in range(documents)]
+    texts = [f"{opening}Text {seed}-{n}. " + document(rng, words) for n in range(documents)]
     prompts = [
         (n, f"{text}\n\nQuestion {q}: what is the text about?")
         for n, text in enumerate(texts)

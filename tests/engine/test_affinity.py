@@ -19,12 +19,17 @@ from tests.waiting import until
 pytestmark = pytest.mark.timeout(420)
 
 DOCUMENTS, QUESTIONS, WORDS = 8, 4, 867
+OPENING = (
+    "Below is a text, and after it there is one question about that text. Read the whole text "
+    "with care before you answer, and answer in one short sentence of your own words. "
+)
+"""More than one block of 32 tokens, so that the first block tells nothing of the document."""
 SHARE = 0.72
 """0.75 would be all tokens of three of four questions; round robin gives 0.53 to 0.56."""
 
 
 def test_documents_return_to_their_worker(up: UpProcess) -> None:
-    burst = send_burst(up.url, MODEL_NAME, questions(1, DOCUMENTS, QUESTIONS, WORDS))
+    burst = send_burst(up.url, MODEL_NAME, questions(1, DOCUMENTS, QUESTIONS, WORDS, OPENING))
     describe("affinity", burst)
     assert affinity_failures(burst) == []
 
@@ -75,7 +80,7 @@ def test_a_seeded_fault_is_seen(up: UpProcess, tmp_path: Path) -> None:
     try:
         url = f"http://127.0.0.1:{port}"
         until("the faulty gateway is ready", lambda: is_ready(url), 20)
-        burst = send_burst(url, MODEL_NAME, questions(4, DOCUMENTS, QUESTIONS, WORDS))
+        burst = send_burst(url, MODEL_NAME, questions(4, DOCUMENTS, QUESTIONS, WORDS, OPENING))
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(20)
