@@ -31,7 +31,7 @@ def room(rooms: str = "", packages: str = "") -> Room:
 
 
 ROOMS = {
-    "core": room(),
+    "core": room("", "xxhash"),
     "api": room("core prompt upstream observe", "fastapi fastapi_offline starlette uvicorn orjson"),
     "prompt": room("core", "tokenizers jinja2 orjson huggingface_hub"),
     "upstream": room("", "httptools"),
