@@ -121,8 +121,8 @@ class Router:
         decoding_since = reservation.decode_at if reservation.phase is Phase.DECODE else None
         worker.release(reservation)
         current = reservation.generation == worker.generation
-        if not result.computed and current:
-            self.index.forget(worker.id, reservation.chain.hashes[reservation.stored_from :])
+        if not result.computed and current and reservation.stored is not None:
+            self.index.forget(worker.id, reservation.stored)
         usage = result.usage
         if usage is None or usage.completion_tokens <= 0:
             return
@@ -134,7 +134,7 @@ class Router:
         if current:
             # The engine never computes the state of the last token that it produced.
             end = usage.prompt_tokens + usage.completion_tokens - 1
-            self.index.credit(worker.id, reservation.chain.hashes, end)
+            self.index.credit(worker.id, reservation.chain, end)
 
     def _estimates(self, models: frozenset[str]) -> Estimates:
         found = self._by_models.get(models)
@@ -177,5 +177,5 @@ class Router:
         worker.reserve(reservation, now)
         engine = worker.engine
         blocks = engine.capacity_blocks or self._options.default_capacity_blocks
-        reservation.stored_from = self.index.store(worker.id, chain, blocks * engine.block_size)
+        reservation.stored = self.index.store(worker.id, chain, blocks * engine.block_size)
         return reservation

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import exp
-from typing import NewType
+from typing import NamedTuple, NewType
 
 from gateway.core.blocks import Chain
 from gateway.core.cost import Estimates
@@ -25,12 +25,18 @@ class Phase(StrEnum):
     SETTLED = "settled"
 
 
+class Stored(NamedTuple):
+    """What storing a chain did: the number of this use, and how many leading blocks were held."""
+
+    use: int
+    held: int
+
+
 @dataclass(slots=True, eq=False)
 class Reservation:
     """What one placed request holds on its worker, from ``admit`` to ``settle``.
 
-    ``prefill_end`` is the estimated time of its first token, in the caller's clock;
-    ``stored_from`` the first block of its chain that the index did not have before.
+    ``prefill_end`` is the estimated time of its first token, in the caller's clock.
     """
 
     worker_id: WorkerId
@@ -42,7 +48,7 @@ class Reservation:
     decode_seconds: float
     stream: bool
     admitted_at: float
-    stored_from: int = 0
+    stored: Stored | None = None
     prefill_end: float = 0.0
     decode_at: float = 0.0
     phase: Phase = Phase.PREFILL

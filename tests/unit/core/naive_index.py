@@ -30,10 +30,13 @@ def tokens_of(key: Key) -> int:
 
 @dataclass
 class NaiveLru:
-    """Blocks of one worker, the least recently used first, and the credits behind some."""
+    """Blocks of one worker, the least recently used first, the last store that touched each, and
+    the credits behind some."""
 
     held: list[Key] = field(default_factory=list)
+    touched: dict[Key, int] = field(default_factory=dict)
     credits: dict[Key, int] = field(default_factory=dict)
+    stores: int = 0
 
     def match(self, prompt: Prompt, block_size: int) -> int:
         wanted = keys(prompt, block_size)
@@ -49,18 +52,21 @@ class NaiveLru:
 
     def store(
         self, prompt: Prompt, block_size: int, capacity_tokens: int, capacity_blocks: int
-    ) -> list[Key]:
-        """The keys that were not held before."""
+    ) -> tuple[int, list[Key]]:
+        """The number of this store, and the keys that were not held before."""
         wanted = keys(prompt, block_size)
         added = [key for key in wanted if key not in self.held]
         held = [key for key in self.held if key not in wanted] + wanted[::-1]
         while sum(map(tokens_of, held)) > capacity_tokens or len(held) > capacity_blocks:
             held = held[1:]
+        self.stores += 1
+        self.touched.update(dict.fromkeys(wanted, self.stores))
         self._keep(held)
-        return added
+        return self.stores, added
 
-    def forget(self, forgotten: list[Key]) -> None:
-        self._keep([key for key in self.held if key not in forgotten])
+    def forget(self, store: int, added: list[Key]) -> None:
+        gone = [key for key in added if self.touched[key] == store]
+        self._keep([key for key in self.held if key not in gone])
 
     def credit(self, prompt: Prompt, block_size: int, end_tokens: int) -> None:
         wanted = keys(prompt, block_size)

@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 from gateway.core.blocks import BYTE_BLOCK_BYTES, Prompt, token_bytes
 from gateway.core.prefix_index import PrefixIndex
-from gateway.core.worker import WorkerId
-from tests.unit.core.naive_index import NaiveLru, keys
+from gateway.core.worker import Stored, WorkerId
+from tests.unit.core.naive_index import Key, NaiveLru
 
 A, B = WorkerId("a"), WorkerId("b")
 SIZE = 2
@@ -15,7 +15,7 @@ PROMPTS = st.builds(
 )
 STEPS = st.one_of(
     st.tuples(st.just("store"), PROMPTS, st.integers(0, 8)),
-    st.tuples(st.just("forget"), PROMPTS, st.integers(0, 6)),
+    st.tuples(st.just("forget"), st.none(), st.integers(0, 9)),
     st.tuples(st.just("credit"), PROMPTS, st.integers(0, 14)),
     st.tuples(st.just("drop"), st.none(), st.none()),
 )
@@ -32,8 +32,8 @@ def index_of(*workers: WorkerId, max_blocks: int = 1000) -> PrefixIndex:
     return index
 
 
-def store(index: PrefixIndex, prompt: Prompt, capacity_blocks: int, worker: WorkerId = A) -> None:
-    index.store(worker, prompt.chain(SIZE), capacity_blocks * SIZE)
+def store(index: PrefixIndex, prompt: Prompt, capacity_blocks: int, worker: WorkerId = A) -> Stored:
+    return index.store(worker, prompt.chain(SIZE), capacity_blocks * SIZE)
 
 
 def match(index: PrefixIndex, prompt: Prompt, worker: WorkerId = A) -> int:
@@ -47,18 +47,20 @@ def test_it_is_a_least_recently_used_set_of_blocks_per_worker(steps, probes) -> 
     index = index_of(A, B, max_blocks=2 * cap)
     naive = {A: NaiveLru(), B: NaiveLru()}
     seen: list[Prompt] = list(probes)
+    stored: dict[WorkerId, list[tuple[Stored, tuple[int, list[Key]]]]] = {A: [], B: []}
     for worker, (kind, prompt, number) in steps:
         model = naive[worker]
         if prompt is not None:
             seen.append(prompt)
         if kind == "store":
-            store(index, prompt, number, worker)
-            model.store(prompt, SIZE, number * SIZE, cap)
+            here = store(index, prompt, number, worker)
+            stored[worker].append((here, model.store(prompt, SIZE, number * SIZE, cap)))
         elif kind == "forget":
-            index.forget(worker, prompt.chain(SIZE).hashes[number:])
-            model.forget(keys(prompt, SIZE)[number:])
+            for here, there in stored[worker][-1 - number : -number or None]:
+                index.forget(worker, here)
+                model.forget(*there)
         elif kind == "credit":
-            index.credit(worker, prompt.chain(SIZE).hashes, number)
+            index.credit(worker, prompt.chain(SIZE), number)
             model.credit(prompt, SIZE, number)
         else:
             index.drop(worker)
@@ -67,6 +69,26 @@ def test_it_is_a_least_recently_used_set_of_blocks_per_worker(steps, probes) -> 
             assert index.blocks(each) == len(naive[each].held)
             for probe in seen:
                 assert match(index, probe, each) == naive[each].match(probe, SIZE)
+
+
+def test_what_an_equal_prompt_has_touched_since_is_not_forgotten() -> None:
+    index = index_of(A)
+    prompt = tokens(*range(9))
+    refused = store(index, prompt, 100)
+    running = store(index, prompt, 100)
+    index.forget(A, refused)
+    assert match(index, prompt) == 4
+    index.forget(A, running)
+    assert match(index, prompt) == 4, "they were there when it came"
+
+
+def test_evicted_blocks_are_counted_and_dropped_ones_are_not() -> None:
+    index = index_of(A)
+    store(index, tokens(*range(8)), 100)
+    store(index, tokens(*range(50, 56)), 5)
+    assert (index.evicted(A), index.blocks(A)) == (2, 5)
+    index.drop(A)
+    assert (index.evicted(A), index.blocks(A)) == (2, 0)
 
 
 def test_the_tail_of_a_chain_is_evicted_first() -> None:
@@ -100,7 +122,7 @@ def test_an_answer_leaves_a_credit_behind_the_last_block() -> None:
     index = index_of(A)
     turn = tokens(*range(6))
     store(index, turn, 100)
-    index.credit(A, turn.chain(SIZE).hashes, 11)  # 6 + 6 - 1 tokens: 5 blocks
+    index.credit(A, turn.chain(SIZE), 11)  # 6 + 6 - 1 tokens: 5 blocks
     assert match(index, tokens(*range(20))) == 5
     assert match(index, tokens(*range(10))) == 4, "never more than the prompt can use"
     assert match(index, tokens(*range(4), 70, 71, 72, 73)) == 2, "another continuation"
@@ -112,7 +134,7 @@ def test_a_credit_goes_with_its_block() -> None:
     index = index_of(A)
     turn = tokens(*range(6))
     store(index, turn, 100)
-    index.credit(A, turn.chain(SIZE).hashes, 11)
+    index.credit(A, turn.chain(SIZE), 11)
     store(index, tokens(*range(50, 54)), 4)  # evicts the third block
     store(index, turn, 100)
     assert match(index, tokens(*range(20))) == 3
@@ -121,7 +143,7 @@ def test_a_credit_goes_with_its_block() -> None:
 def test_a_prompt_without_a_full_block_leaves_nothing() -> None:
     index = index_of(A)
     store(index, tokens(1), 100)
-    index.credit(A, tokens(1).chain(SIZE).hashes, 50)
+    index.credit(A, tokens(1).chain(SIZE), 50)
     assert index.blocks(A) == 0
     assert match(index, tokens(1, 2, 3)) == 0
 

@@ -9,13 +9,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gateway.core.blocks import BYTE_BLOCK_BYTES, Chain, Prompt, token_bytes
+from gateway.core.blocks import BYTE_BLOCK_BYTES, Prompt, token_bytes
 from gateway.core.cost import Coefficients, Speed
 from gateway.core.placement import POLICIES
 from gateway.core.request import Request, Result, Usage
 from gateway.core.router import NoWorker, Options, Router
 from gateway.core.worker import Engine, Phase, Reservation, WorkerId
-from tests.unit.core.naive_index import Key, NaiveLru, block_tokens, keys
+from tests.unit.core.naive_index import Key, NaiveLru, block_tokens
 
 WORKERS = tuple(WorkerId(name) for name in "abc")
 HARD_CAP = 40
@@ -70,7 +70,7 @@ class RouterMachine(RuleBasedStateMachine):
             )
         )
         self.now = 100.0
-        self.live: list[tuple[Reservation, Request, list[Key]]] = []
+        self.live: list[tuple[Reservation, Request, tuple[int, list[Key]]]] = []
         self.settled: list[Reservation] = []
         self.generations = dict.fromkeys(WORKERS, 0)
         self.held = {worker: NaiveLru() for worker in WORKERS}
@@ -118,7 +118,7 @@ class RouterMachine(RuleBasedStateMachine):
         assert held.generation == self.generations[held.worker_id]
         self.live.append((held, request, self.admitted(held, request.prompt)))
 
-    def admitted(self, held: Reservation, prompt: Prompt | None) -> list[Key]:
+    def admitted(self, held: Reservation, prompt: Prompt | None) -> tuple[int, list[Key]]:
         """Check what was promised; store as the naive index does and say what was new."""
         assert held.prefill_seconds >= 0 and held.decode_seconds >= 0
         assert held.prefill_end >= self.now
@@ -146,41 +146,22 @@ class RouterMachine(RuleBasedStateMachine):
     @rule(data=st.data(), result=RESULTS)
     def settle(self, data: st.DataObject, result: Result) -> None:
         number = data.draw(st.integers(0, len(self.live) - 1))
-        held, request, added = self.live.pop(number)
+        held, request, stored = self.live.pop(number)
         self.router.settle(held, result, self.now)
         assert held.phase is Phase.SETTLED
         self.settled.append(held)
         if request.prompt is not None and held.generation == self.generations[held.worker_id]:
-            self.answered(held, request.prompt, result, added)
+            self.answered(held, request.prompt, result, stored)
 
-    def answered(self, held: Reservation, prompt: Prompt, result: Result, added: list[Key]) -> None:
+    def answered(
+        self, held: Reservation, prompt: Prompt, result: Result, stored: tuple[int, list[Key]]
+    ) -> None:
         naive = self.held[held.worker_id]
-        size = held.chain.block_tokens if prompt.exact else 1
         if not result.computed:
-            self.forgotten(held, prompt, added)
+            naive.forget(*stored)
         if result.usage is not None and result.usage.completion_tokens > 0:
             end = result.usage.prompt_tokens + result.usage.completion_tokens - 1
-            naive.credit(prompt, size, end)
-
-    def forgotten(self, held: Reservation, prompt: Prompt, added: list[Key]) -> None:
-        """What the match promised stays; what the refused prompt had brought goes, unless it had
-        been found in the answer of an earlier one."""
-        naive = self.held[held.worker_id]
-        known = held.cached_tokens // held.chain.block_tokens
-        size = held.chain.block_tokens if prompt.exact else 1
-        gone = []
-        for at, (key, block) in enumerate(zip(keys(prompt, size), held.chain.hashes, strict=True)):
-            was_held = key in naive.held
-            alone = Chain((block,), block_tokens=1, prompt_tokens=2)
-            is_held = self.router.index.match(held.worker_id, alone) == 1
-            assert is_held <= was_held
-            if at < known:
-                assert is_held == was_held
-            elif key in added:
-                assert not is_held
-            if not is_held:
-                gone.append(key)
-        naive.forget(gone)
+            naive.credit(prompt, held.chain.block_tokens if prompt.exact else 1, end)
 
     @precondition(lambda self: self.settled)
     @rule(data=st.data(), result=RESULTS)
