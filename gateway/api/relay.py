@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+_LOST = "worker %s does not find what it had cached: its cache is taken as empty"
+
 _RETRY_SECONDS = 5
 _MOST_ERROR_BYTES = 64 * 1024
 
@@ -129,8 +131,9 @@ class _Relayed:
         try:
             head = wire.request_head(target, pool.authority, pool.prefix, len(body))
             await self._beating(exchange.open(head, body), reservation, reservation.stream)
-            self.record.computed = exchange.status < 400
             kind = wire.kind_of(exchange.headers)
+            # The head of a stream comes before its prompt is computed, that of an answer after.
+            self.record.computed = exchange.status < 400 and kind is not wire.Kind.EVENTS
             if kind is wire.Kind.EVENTS:
                 await self._stream(exchange, reservation, EventStream(withhold))
             elif self._out.started:
@@ -143,7 +146,9 @@ class _Relayed:
         finally:
             exchange.close()
             result = Result(self.record.usage, self.record.computed)
-            self._deps.router.settle(reservation, result, monotonic())
+            if self._deps.router.settle(reservation, result, monotonic()):
+                worker = reservation.worker_id
+                log.warning(_LOST, worker)
 
     async def _answer(self, exchange: Exchange, reservation: Reservation, kind: wire.Kind) -> None:
         """An answer in one body. Its first bytes are awaited before our head goes out."""
@@ -206,6 +211,7 @@ class _Relayed:
         data = await self._beating(exchange.read(), reservation, True)
         self.record.first_byte_at = monotonic()
         self._deps.router.prefilled(reservation, self.record.first_byte_at)
+        self.record.computed = exchange.status < 400
         while not exchange.complete:
             if passed := answer.feed(data):
                 await out.piece(passed)

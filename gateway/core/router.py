@@ -11,11 +11,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from gateway.core.blocks import EMPTY_CHAIN
+from gateway.core.caches import Caches
 from gateway.core.cost import GPU_SPEED, DecodeEstimate, Estimates, PrefillFit, Speed
 from gateway.core.placement import Candidate, Fleet, Policy
 from gateway.core.prefix_index import PrefixIndex
 from gateway.core.request import Request, Result
-from gateway.core.worker import Engine, Phase, Reservation, Worker, WorkerId
+from gateway.core.worker import Engine, Loss, Phase, Reservation, Worker, WorkerId
 
 
 class NoWorker(Exception):
@@ -45,6 +46,7 @@ class Router:
         self._admitted = 0
         self._by_models: dict[frozenset[str], Estimates] = {}
         self.index = PrefixIndex(options.max_index_blocks)
+        self._caches = Caches(self.index, options.default_capacity_blocks)
         self.workers: dict[WorkerId, Worker] = {}
 
     def add_worker(self, worker_id: WorkerId) -> Worker:
@@ -66,11 +68,9 @@ class Router:
         worker.models = models
         worker.estimates = self._estimates(models)
 
-    def new_generation(self, worker_id: WorkerId, generation: int) -> None:
-        """The worker's cache is empty: its process was started anew. In-flight requests stay
-        reserved until they settle."""
-        self.workers[worker_id].generation = generation
-        self.index.drop(worker_id)
+    def new_generation(self, worker_id: WorkerId, why: Loss) -> None:
+        """The worker's cache is empty. In-flight requests stay reserved until they settle."""
+        self._caches.lost(self.workers[worker_id], why)
 
     def admit(
         self, request: Request, now: float, excluded: Collection[WorkerId] = ()
@@ -114,27 +114,26 @@ class Router:
         """The first body byte of a stream has arrived; later calls change nothing."""
         self.workers[reservation.worker_id].prefilled(reservation, now)
 
-    def settle(self, reservation: Reservation, result: Result, now: float) -> None:
-        """End of a request, whatever its outcome; a second time is an error."""
+    def settle(self, reservation: Reservation, result: Result, now: float) -> bool:
+        """End of a request, whatever its outcome; a second time is an error.
+
+        True where its answer gave away that the worker has lost what it had cached.
+        """
         worker = self.workers[reservation.worker_id]
         sharing = worker.in_flight
         decoding_since = reservation.decode_at if reservation.phase is Phase.DECODE else None
         worker.release(reservation)
-        current = reservation.generation == worker.generation
-        if not result.computed and current and reservation.stored is not None:
-            self.index.forget(worker.id, reservation.stored)
         usage = result.usage
+        if not result.computed:
+            self._caches.not_computed(worker, reservation)
         if usage is None or usage.completion_tokens <= 0:
-            return
+            return False
         worker.answers += 1
         worker.estimates.decode.observe(usage.completion_tokens)
         if reservation.stream and decoding_since is not None and now > decoding_since:
             busy = (now - decoding_since) / sharing
             worker.estimates.decode.observe_rate(busy, usage.completion_tokens)
-        if current:
-            # The engine never computes the state of the last token that it produced.
-            end = usage.prompt_tokens + usage.completion_tokens - 1
-            self.index.credit(worker.id, reservation.chain, end)
+        return self._caches.answered(worker, reservation, usage)
 
     def _estimates(self, models: frozenset[str]) -> Estimates:
         found = self._by_models.get(models)
@@ -150,7 +149,7 @@ class Router:
         else:
             chain = request.prompt.chain(worker.engine.block_size)
             prompt_tokens = chain.prompt_tokens
-        cached = self.index.match(worker.id, chain) * chain.block_tokens
+        cached = self._caches.cached_tokens(worker, chain)
         return Candidate(
             worker=worker,
             cached_tokens=cached,
@@ -175,7 +174,5 @@ class Router:
             admitted_at=now,
         )
         worker.reserve(reservation, now)
-        engine = worker.engine
-        blocks = engine.capacity_blocks or self._options.default_capacity_blocks
-        reservation.stored = self.index.store(worker.id, chain, blocks * engine.block_size)
+        self._caches.placed(worker, reservation)
         return reservation

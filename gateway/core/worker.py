@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import exp
 from typing import NamedTuple, NewType
 
+from gateway.core.belief import Belief
 from gateway.core.blocks import Chain
 from gateway.core.cost import Estimates
 
@@ -25,11 +26,23 @@ class Phase(StrEnum):
     SETTLED = "settled"
 
 
+class Loss(StrEnum):
+    """Why what a worker had cached is gone."""
+
+    STARTED = "started"
+    SLEPT = "slept"
+    OVER_PREDICTED = "over_predicted"
+
+
 class Stored(NamedTuple):
-    """What storing a chain did: the number of this use, and how many leading blocks were held."""
+    """What storing a chain did: the number of this use, how many leading blocks were held, and of
+    the last of these the number of its use ``before`` (-1 without any) and ``age_tokens``, the
+    tokens that have come into the cache since."""
 
     use: int
     held: int
+    before: int
+    age_tokens: int
 
 
 @dataclass(slots=True, eq=False)
@@ -73,6 +86,8 @@ class Worker:
     engine: Engine = field(default_factory=Engine)
     models: frozenset[str] = frozenset()
     generation: int = 0
+    losses: Counter[Loss] = field(default_factory=Counter)
+    belief: Belief = field(default_factory=Belief)
     ready: bool = False
     draining: bool = False
     reason: str = "not started"
@@ -93,6 +108,11 @@ class Worker:
     def waiting(self) -> int:
         """Requests that wait for their first token."""
         return len(self._waiting)
+
+    def new_generation(self, why: Loss) -> None:
+        self.generation += 1
+        self.losses[why] += 1
+        self.belief.renew()
 
     def pending_seconds(self, now: float) -> float:
         """Unfinished prefill plus expected decode work, seconds."""

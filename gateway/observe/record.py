@@ -36,12 +36,12 @@ class Record:
     predicted_cached_tokens: int = 0
     answered: bool = False
     usage: Usage | None = None
-    computed: bool = True
+    computed: bool = False
     fallback: str | None = None
 
     def placed(self, reservation: Reservation, now: float) -> None:
         self.worker = reservation.worker_id
-        self.computed = True
+        self.computed = False
         self.predicted_cached_tokens = reservation.cached_tokens
         if self.placed_at is None:
             self.placed_at = now

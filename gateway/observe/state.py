@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from gateway.core.router import Router
-from gateway.core.worker import Worker
+from gateway.core.worker import Loss, Worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,9 @@ class StateCollector(Collector):
             "worker_up", "1 if the worker takes requests", {w.id: w.available for w in workers}
         )
         yield _gauge(
-            "worker_generation", "Starts of the worker seen", {w.id: w.generation for w in workers}
+            "worker_generation",
+            "Times that the worker's cache was known to be empty anew",
+            {w.id: w.generation for w in workers},
         )
         restarts = CounterMetricFamily(
             "gateway_worker_restarts", "Starts of the worker after its first", labels=("worker",)
@@ -119,6 +121,27 @@ class StateCollector(Collector):
             "Blocks of the engine's cache",
             {w.id: w.engine.capacity_blocks for w in workers},
         )
+        yield _gauge(
+            "worker_cache_counted_ratio",
+            "Share of the engine's cache that counts, by what was delivered of old prompts",
+            {w.id: w.belief.share for w in workers},
+        )
+        evicted = CounterMetricFamily(
+            "gateway_index_evicted_blocks",
+            "Blocks believed to have made room for others",
+            labels=("worker",),
+        )
+        losses = CounterMetricFamily(
+            "gateway_worker_cache_losses",
+            "Times that what the worker had cached was gone",
+            labels=("worker", "reason"),
+        )
+        for worker in workers:
+            evicted.add_metric((worker.id,), index.evicted(worker.id))
+            for why in Loss:
+                losses.add_metric((worker.id, why), worker.losses[why])
+        yield evicted
+        yield losses
 
     def _engines(self, workers: Iterable[Worker]) -> Iterator[Metric]:
         figures = self._sources.engines()

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.core.router import Router
-from gateway.core.worker import Engine, WorkerId
+from gateway.core.worker import Engine, Loss, WorkerId
 from gateway.workers.probe import Limits, ProbeFailed, WorkerClient
 from gateway.workers.scrape import Scrape, parse_scrape
 
@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 
 _START_PROBE_SECONDS = 0.25
 _MISSED_PROBES = 3
+_ASLEEP = "asleep"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,7 @@ class Fleet:
         watched.scrape = watched.process_start = None
         watched.missed = 0
         self._router.set_ready(worker_id, False, "starting")
-        self._new_generation(watched)
+        self._restarted(watched)
         self._hooks.moved(worker_id, url)
         watched.task = asyncio.get_running_loop().create_task(self._watch(watched, url))
 
@@ -117,9 +118,9 @@ class Fleet:
             self._ending.add(task)
             task.add_done_callback(self._ending.discard)
 
-    def _new_generation(self, watched: Watched) -> None:
+    def _restarted(self, watched: Watched) -> None:
         watched.starts += 1
-        self._router.new_generation(watched.id, watched.starts)
+        self._router.new_generation(watched.id, Loss.STARTED)
 
     async def _watch(self, watched: Watched, url: str) -> None:
         client = WorkerClient(url)
@@ -157,6 +158,9 @@ class Fleet:
             watched.scraped_at = now
             scrape = await self._scrape(watched, client)
             self._note_process(watched, scrape)
+            if scrape is not None and scrape.asleep:
+                self._asleep(watched)
+                return
             if not worker.ready:
                 await self._identify(watched, client, scrape)
             watched.scrape = scrape
@@ -173,8 +177,16 @@ class Fleet:
             return
         if watched.process_start is not None and start != watched.process_start:
             log.warning("worker %s was restarted: its cache is taken as empty", watched.id)
-            self._new_generation(watched)
+            self._restarted(watched)
         watched.process_start = start
+
+    def _asleep(self, watched: Watched) -> None:
+        """An engine that sleeps has discarded its cache, though ``/health`` still answers 200."""
+        worker = self._router.workers[watched.id]
+        if worker.reason != _ASLEEP:
+            log.warning("worker %s sleeps: its cache is taken as empty", watched.id)
+            self._router.new_generation(watched.id, Loss.SLEPT)
+            self.stopped(watched.id, _ASLEEP)
 
     async def _identify(
         self, watched: Watched, client: WorkerClient, scrape: Scrape | None

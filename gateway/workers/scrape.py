@@ -24,9 +24,10 @@ _STEP_TOKENS = ("vllm:iteration_tokens_total_sum",)
 _STEPS = ("vllm:iteration_tokens_total_count",)
 _CONFIG = ("vllm:cache_config_info",)
 _PROCESS_START = ("process_start_time_seconds",)
+_SLEEP = ("vllm:engine_sleep_state",)
 _WANTED = (
     _RUNNING, _WAITING, _KV_USAGE, _QUERIES, _HITS, _PREEMPTIONS, _STEP_TOKENS, _STEPS, _CONFIG,
-    _PROCESS_START,
+    _PROCESS_START, _SLEEP,
 )  # fmt: skip
 _PREFIXES = tuple(name for names in _WANTED for name in names)
 
@@ -35,8 +36,8 @@ _PREFIXES = tuple(name for names in _WANTED for name in names)
 class Scrape:
     """Figures of one scrape; tokens are tokens, ``kv_usage_ratio`` is 0 to 1.
 
-    ``tokens_per_step``: mean tokens of the engine's steps since the scrape before, 0 when it made
-    none.
+    ``asleep``: an engine of it is not awake. ``tokens_per_step``: mean tokens of the engine's steps
+    since the scrape before, 0 when it made none.
     """
 
     running: float | None = None
@@ -51,6 +52,7 @@ class Scrape:
     num_blocks: int | None = None
     process_start: float | None = None
     tokens_per_step: float | None = None
+    asleep: bool = False
 
 
 def parse_scrape(text: str, before: Scrape | None) -> Scrape:
@@ -74,6 +76,11 @@ def parse_scrape(text: str, before: Scrape | None) -> Scrape:
         block_size=_count(labels.get("block_size")),
         num_blocks=_count(labels.get("num_gpu_blocks")),
         process_start=_read(samples, _PROCESS_START, max),
+        asleep=any(
+            sample.value == 1 and sample.labels.get("sleep_state") != "awake"
+            for name in _SLEEP
+            for sample in samples.get(name, ())
+        ),
     )
     return replace(found, tokens_per_step=_tokens_per_step(found, before))
 

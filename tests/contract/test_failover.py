@@ -22,6 +22,7 @@ from tests.waiting import until
 GATEWAY_ARGS = ["--probe-seconds", "0.1"]
 SLOW_PROBES = ["--probe-seconds", "60"]  # only requests find out that a worker is away
 AT_ONCE_SECONDS = 1.0
+LOSSES = "gateway_worker_cache_losses_total"
 
 
 def wait_up(gateway: GatewayProcess, worker: str, up: float) -> None:
@@ -129,6 +130,46 @@ def test_c18_restart_behind_the_same_address_drops_its_blocks(
     cold = exchange(gateway.url, CHAT, chat(document))
     assert cold.header("x-gateway-worker") == "1"
     assert cold.header("x-gateway-predicted-cached-tokens") == "0"
+
+
+def test_c18_a_cache_reset_behind_our_back_is_noticed(
+    start_gateway: StartGateway, fake_workers: list[FakeWorker]
+) -> None:
+    gateway = start_gateway(workers=[fake_workers[0].url])
+    gateway.wait_up(1)
+    documents = [f"{i} document {time.monotonic_ns()} " * 20 for i in range(6)]
+
+    def predicted(document: str) -> int:
+        answer = exchange(gateway.url, CHAT, chat(document))
+        return int(answer.header("x-gateway-predicted-cached-tokens") or 0)
+
+    assert [predicted(document) for document in documents] == [0] * 6
+    assert all(predicted(document) > 0 for document in documents)
+    fake_workers[0].engine.cache.clear()
+    assert all(predicted(document) > 0 for document in documents[:3]), "nobody has said anything"
+    until("it is noticed", lambda: gateway.total(LOSSES, reason="over_predicted") == 1)
+    assert predicted(documents[5]) == 0
+    assert predicted(documents[0]) > 0, "computed since"
+    assert gateway.total("gateway_worker_up") == 1
+    check_nothing_left(gateway, fake_workers[:1])
+
+
+def test_c18_a_worker_that_sleeps_is_left_out_and_wakes_up_with_nothing(
+    start_gateway: StartGateway, fake_workers: list[FakeWorker]
+) -> None:
+    every = ["--scrape-seconds", "0.1"]
+    gateway = start_gateway(*GATEWAY_ARGS, *every, workers=[w.url for w in fake_workers])
+    gateway.wait_up(2)
+    (document,) = documents_on(gateway, "1", 1)
+    fake_workers[1].set(sleep_state="weights_offloaded")
+    wait_up(gateway, "1", 0)
+    assert exchange(gateway.url, CHAT, chat(document)).header("x-gateway-worker") == "0"
+    reasons = exchange(gateway.url, "/ready").json()["workers"]
+    fake_workers[1].set(sleep_state="awake")
+    wait_up(gateway, "1", 1)
+    assert reasons["1"] == "asleep"
+    assert gateway.total(LOSSES, worker="1", reason="slept") == 1
+    assert gateway.total("gateway_index_blocks", worker="1") == 0
 
 
 def test_unhealthy_worker_is_left_out_until_it_is_well(

@@ -16,8 +16,9 @@ PROMPTS = st.builds(
 STEPS = st.one_of(
     st.tuples(st.just("store"), PROMPTS, st.integers(0, 8)),
     st.tuples(st.just("forget"), st.none(), st.integers(0, 9)),
-    st.tuples(st.just("credit"), PROMPTS, st.integers(0, 14)),
+    st.tuples(st.just("answered"), PROMPTS, st.integers(0, 14)),
     st.tuples(st.just("drop"), st.none(), st.none()),
+    st.tuples(st.just("drop_before"), st.none(), st.integers(0, 9)),
 )
 
 
@@ -59,9 +60,13 @@ def test_it_is_a_least_recently_used_set_of_blocks_per_worker(steps, probes) -> 
             for here, there in stored[worker][-1 - number : -number or None]:
                 index.forget(worker, here)
                 model.forget(*there)
-        elif kind == "credit":
-            index.credit(worker, prompt.chain(SIZE), number)
-            model.credit(prompt, SIZE, number)
+        elif kind == "answered":
+            index.answered(worker, prompt.chain(SIZE), 5 * SIZE, number)
+            model.answered(prompt, SIZE, (5 * SIZE, cap), number)
+        elif kind == "drop_before":
+            for here, (touch, _) in stored[worker][-1 - number : -number or None]:
+                index.drop_before(worker, here.use)
+                model.drop_before(touch)
         else:
             index.drop(worker)
             model.drop()
@@ -122,7 +127,7 @@ def test_an_answer_leaves_a_credit_behind_the_last_block() -> None:
     index = index_of(A)
     turn = tokens(*range(6))
     store(index, turn, 100)
-    index.credit(A, turn.chain(SIZE), 11)  # 6 + 6 - 1 tokens: 5 blocks
+    index.answered(A, turn.chain(SIZE), 200, 11)  # 6 + 6 - 1 tokens: 5 blocks
     assert match(index, tokens(*range(20))) == 5
     assert match(index, tokens(*range(10))) == 4, "never more than the prompt can use"
     assert match(index, tokens(*range(4), 70, 71, 72, 73)) == 2, "another continuation"
@@ -134,7 +139,7 @@ def test_a_credit_goes_with_its_block() -> None:
     index = index_of(A)
     turn = tokens(*range(6))
     store(index, turn, 100)
-    index.credit(A, turn.chain(SIZE), 11)
+    index.answered(A, turn.chain(SIZE), 200, 11)
     store(index, tokens(*range(50, 54)), 4)  # evicts the third block
     store(index, turn, 100)
     assert match(index, tokens(*range(20))) == 3
@@ -143,7 +148,7 @@ def test_a_credit_goes_with_its_block() -> None:
 def test_a_prompt_without_a_full_block_leaves_nothing() -> None:
     index = index_of(A)
     store(index, tokens(1), 100)
-    index.credit(A, tokens(1).chain(SIZE), 50)
+    index.answered(A, tokens(1).chain(SIZE), 200, 50)
     assert index.blocks(A) == 0
     assert match(index, tokens(1, 2, 3)) == 0
 

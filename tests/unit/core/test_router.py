@@ -10,7 +10,7 @@ from gateway.core.cost import CPU_SPEED, GPU_SPEED, Speed
 from gateway.core.placement import POLICIES
 from gateway.core.request import Request, Result, Usage
 from gateway.core.router import NoWorker, Options, Router
-from gateway.core.worker import Engine, Reservation, WorkerId
+from gateway.core.worker import Engine, Loss, Reservation, WorkerId
 
 A, B = WorkerId("a"), WorkerId("b")
 BLOCK = 16
@@ -245,7 +245,7 @@ def test_a_new_generation_has_nothing_cached() -> None:
     made = router(workers=1)
     serve(made, text(1), 0.0)
     running = made.admit(ask(text(2)), 5.0)
-    made.new_generation(A, 2)
+    made.new_generation(A, Loss.STARTED)
     assert made.index.blocks(A) == 0
     assert made.workers[A].in_flight == 1, "what runs stays reserved until it settles"
     made.settle(running, answered(900, 500), 6.0)
@@ -253,10 +253,50 @@ def test_a_new_generation_has_nothing_cached() -> None:
     assert made.admit(ask(text(2)), 7.0).cached_tokens == 0, "the old process had computed it"
 
 
+def delivered(ids: list[int], cached_tokens: int) -> Result:
+    return Result(Usage(len(ids), 1, cached_tokens))
+
+
+def test_c18_a_cache_that_was_reset_unseen_is_a_new_generation() -> None:
+    made = router(workers=1)
+    for seed in range(6):
+        serve(made, text(seed), seed, delivered(text(seed), 0))
+    lost = []
+    for seed in range(4):
+        held = made.admit(ask(text(seed)), 10.0 + seed)
+        made.prefilled(held, held.prefill_end)
+        lost.append(made.settle(held, delivered(text(seed), 0), 11.0 + seed))
+    assert lost == [False, False, True, False]
+    assert made.workers[A].losses == {Loss.OVER_PREDICTED: 1}
+    assert made.admit(ask(text(5)), 20.0).cached_tokens == 0, "it was there before"
+    assert made.admit(ask(text(1)), 20.0).cached_tokens == 896, "it was computed since"
+
+
+def test_an_engine_that_caches_less_than_it_says_is_believed_to_hold_less() -> None:
+    """100 of 400 blocks are the cache; 8 prompts of 56 blocks take turns, so that none is found."""
+    made = router(workers=1, engine=Engine(BLOCK, 400))
+    predicted = []
+    for turn in range(200):
+        ids = text(turn % 8)
+        held = made.admit(ask(ids), 2.0 * turn)
+        predicted.append(held.cached_tokens)
+        made.prefilled(held, held.prefill_end)
+        made.settle(held, delivered(ids, 0), held.prefill_end)
+    assert made.workers[A].losses == {}
+    assert sum(predicted[-40:]) < sum(predicted[8:48]) / 2
+
+
+def test_a_prompt_left_before_it_was_computed_is_not_there() -> None:
+    made = router(workers=1)
+    held = made.admit(ask(text(1)), 0.0)
+    made.settle(held, NOT_COMPUTED, 0.1)
+    assert made.admit(ask(text(1)), 1.0).cached_tokens == 0
+
+
 def test_a_request_of_an_earlier_generation_takes_nothing_from_the_new_one() -> None:
     made = router(workers=1)
     old = made.admit(ask(text(1)), 0.0)
-    made.new_generation(A, 2)
+    made.new_generation(A, Loss.STARTED)
     new = made.admit(ask(text(1)), 1.0)
     made.settle(old, NOT_COMPUTED, 2.0)
     assert made.admit(ask(text(1)), 3.0).cached_tokens == 896
@@ -266,7 +306,7 @@ def test_a_request_of_an_earlier_generation_takes_nothing_from_the_new_one() -> 
 def test_an_answer_of_an_earlier_generation_leaves_no_credit_in_the_new_one() -> None:
     made = router(workers=1)
     old = made.admit(ask(text(1)), 0.0)
-    made.new_generation(A, 2)
+    made.new_generation(A, Loss.STARTED)
     made.admit(ask(text(1)), 1.0)
     made.settle(old, answered(900, 500), 2.0)
     assert made.admit(ask(text(1) + text(2)), 3.0).cached_tokens == 896

@@ -168,7 +168,7 @@ def test_a_record_keeps_its_last_worker_and_its_first_placement() -> None:
     record.computed = False
     record.placed(placed("1", 0), 12.0)
     assert (record.worker, record.predicted_cached_tokens) == ("1", 0)
-    assert (record.placed_at, record.computed) == (11.0, True)
+    assert (record.placed_at, record.computed) == (11.0, False), "not before it is seen"
 
 
 def test_a_record_s_outcome_is_a_failure_until_it_is_known() -> None:

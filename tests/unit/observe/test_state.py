@@ -11,7 +11,7 @@ from gateway.core.cost import GPU_SPEED
 from gateway.core.placement import POLICIES
 from gateway.core.request import Request, Result
 from gateway.core.router import Options, Router
-from gateway.core.worker import Engine, WorkerId
+from gateway.core.worker import Engine, Loss, WorkerId
 from gateway.observe.state import EngineFigures, Sources, StateCollector
 from tests.unit.observe.exposed import Samples, of, samples
 
@@ -70,11 +70,13 @@ def test_up_is_whether_it_takes_requests() -> None:
 
 def test_restarts_are_the_starts_after_the_first() -> None:
     router = two_workers()
-    router.new_generation(A, 3)
+    router.new_generation(A, Loss.STARTED)
     found = exposed(router, starts=lambda: {A: 3, B: 0})
     assert of(found, "gateway_worker_restarts_total", worker=A) == 2
     assert of(found, "gateway_worker_restarts_total", worker=B) == 0
-    assert of(found, "gateway_worker_generation", worker=A) == 3
+    assert of(found, "gateway_worker_generation", worker=A) == 1
+    assert of(found, "gateway_worker_cache_losses_total", worker=A, reason="started") == 1
+    assert of(found, "gateway_worker_cache_losses_total", worker=A, reason="slept") == 0
 
 
 def test_the_engine_s_figures_and_the_batch_occupancy() -> None:

@@ -14,7 +14,7 @@ from gateway.core.blocks import Prompt, token_bytes
 from gateway.core.placement import POLICIES
 from gateway.core.request import Request
 from gateway.core.router import Options, Router
-from gateway.core.worker import Engine, Worker, WorkerId
+from gateway.core.worker import Engine, Loss, Worker, WorkerId
 from gateway.workers import fleet as fleet_module
 from gateway.workers.fleet import Every, Fleet, Hooks
 from gateway.workers.probe import Limits, WorkerClient
@@ -280,6 +280,38 @@ def test_a_restart_between_two_probes_is_a_new_generation() -> None:
             http.answers["/metrics"] = (200, metrics(process_start=200.0))
             await eventually("a new generation", lambda: watch.worker().generation > first)
             assert watch.router.index.blocks(A) == 0
+
+    run(main())
+
+
+SLEEP = 'vllm:engine_sleep_state{{engine="0",sleep_state="{}"}} {}\n'
+
+
+def sleeping(state: str) -> str:
+    states = ("awake", "weights_offloaded", "discard_all")
+    return metrics() + "".join(SLEEP.format(each, float(each == state)) for each in states)
+
+
+@pytest.mark.parametrize("state", ["weights_offloaded", "discard_all"])
+def test_an_engine_that_sleeps_has_no_cache_and_takes_no_requests(state: str) -> None:
+    async def main() -> None:
+        http = WorkerHttp()
+        http.answers["/metrics"] = (200, sleeping("awake"))
+        async with watching(http) as (watch, _):
+            await watch.until_ready()
+            first = watch.worker().generation
+            fill(watch)
+            http.answers["/metrics"] = (200, sleeping(state))
+            await watch.until_closed()
+            assert watch.worker().reason == "asleep"
+            assert watch.router.index.blocks(A) == 0
+            asked = http.count("/metrics")
+            await eventually("it is looked at again", lambda: http.count("/metrics") > asked + 2)
+            assert not watch.worker().ready
+            assert watch.worker().losses[Loss.SLEPT] == 1, "once for each sleep"
+            http.answers["/metrics"] = (200, sleeping("awake"))
+            await watch.until_ready()
+            assert watch.worker().generation == first + 1
 
     run(main())
 

@@ -42,6 +42,20 @@ def test_the_engine_s_figures_are_read() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("states", "asleep"),
+    [
+        ({"awake": 1, "weights_offloaded": 0, "discard_all": 0}, False),
+        ({"awake": 0, "weights_offloaded": 1, "discard_all": 0}, True),
+        ({"awake": 0, "weights_offloaded": 0, "discard_all": 1}, True),
+        ({}, False),
+    ],
+)
+def test_an_engine_that_is_not_awake_sleeps(states: dict[str, int], asleep: bool) -> None:
+    lines = [f'vllm:engine_sleep_state{{sleep_state="{s}"}} {v}.0\n' for s, v in states.items()]
+    assert parse_scrape("".join(lines), None).asleep is asleep
+
+
 def test_names_of_older_releases_are_known() -> None:
     old = (
         "vllm:gpu_cache_usage_perc 0.5\n"
