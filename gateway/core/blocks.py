@@ -9,9 +9,10 @@ The hash has no seed of its own: it is equal in every process and after every re
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import NewType
+from struct import iter_unpack
+from typing import NewType, cast
 
 from xxhash import xxh3_64_intdigest
 
@@ -22,6 +23,8 @@ BYTE_BLOCK_BYTES = 512
 
 BYTES_PER_TOKEN = 4
 """Estimate used where token ids are unknown; English text in common vocabularies is near it."""
+
+_hash = cast(Callable[[bytes, int], BlockHash], xxh3_64_intdigest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +94,6 @@ def hash_blocks(data: bytes, step_bytes: int, seed: bytes) -> list[BlockHash]:
     finds two prompts of one hash misleads the placement of their own requests, and nothing else.
     """
     # Blocks of another size are other blocks, also where they end at the same byte.
-    parent = xxh3_64_intdigest(b"%d %b" % (step_bytes, seed))
-    hashes = []
-    for start in range(0, len(data) - step_bytes + 1, step_bytes):
-        parent = xxh3_64_intdigest(data[start : start + step_bytes], parent)
-        hashes.append(BlockHash(parent))
-    return hashes
+    parent = _hash(b"%d %b" % (step_bytes, seed), 0)
+    full = data[: len(data) - len(data) % step_bytes]
+    return [parent := _hash(block, parent) for (block,) in iter_unpack(f"{step_bytes}s", full)]
