@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -27,6 +28,7 @@ from gateway.core.placement import POLICIES
 from gateway.core.router import Options, Router
 from gateway.core.worker import WorkerId
 from gateway.observe.gc_pauses import GcPauseCollector, OwnPauses, freeze_heap
+from gateway.observe.journal import Journal
 from gateway.observe.metrics import Metrics
 from gateway.observe.state import EngineFigures, Sources, StateCollector
 from gateway.prompt.models import TokenizerSource
@@ -69,6 +71,7 @@ class Service:
         self.gc_folders: dict[str, Path] = {}
         self.router = Router(_options(settings, speed))
         self.metrics = Metrics()
+        self._journal = Journal(sys.stderr if settings.log_level in ("debug", "info") else None)
         self.prompts = Prompts()
         self.source = TokenizerSource(self.prompts, tokenizer, settings.chat_template)
         hooks = Hooks(self._moved, self._identified, self._ready)
@@ -82,6 +85,7 @@ class Service:
             self.pools,
             self.prompts,
             self.metrics,
+            self._journal,
             settings.max_body_bytes,
             settings.heartbeat_seconds,
             lambda worker_id, why: self.fleet.stopped(worker_id, why),
@@ -109,6 +113,7 @@ class Service:
         await self.fleet.close()
         for pool in self.pools.values():
             pool.close_idle()
+        self._journal.flush()
         self.prompts.close()
         self._own_pauses.close()
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from gateway.core.router import Router
 from gateway.core.worker import WorkerId
+from gateway.observe.journal import Journal
 from gateway.observe.metrics import Metrics
 from gateway.prompt.reader import Prompts
 from gateway.upstream.pool import Pool
@@ -21,6 +22,7 @@ class Deps:
     pools: Mapping[WorkerId, Pool]
     prompts: Prompts
     metrics: Metrics
+    journal: Journal
     max_body_bytes: int
     heartbeat_seconds: float | None
     unreachable: Callable[[WorkerId, str], None]

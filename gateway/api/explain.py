@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from time import monotonic
 from typing import Any
+
+import orjson
 
 from gateway.api import errors, wire
 from gateway.api.deps import Deps
 from gateway.core.explain import explain
 from gateway.core.request import Request
+from gateway.core.router import Router
+
+_MOST_IN_HEADER = 16
+"""Workers told of in a header: the cheapest ones. Clients take heads of some kilobytes only."""
+
+
+def in_header(router: Router, request: Request, now: float) -> bytes:
+    """The placement's terms in one line of JSON; nothing is placed."""
+    told = explain(router, request, now)
+    cheapest = sorted(told.candidates, key=lambda one: one.cost_seconds)[:_MOST_IN_HEADER]
+    return orjson.dumps(replace(told, candidates=cheapest))
 
 
 async def explained(deps: Deps, body: bytes) -> dict[str, Any]:

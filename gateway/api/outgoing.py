@@ -21,6 +21,7 @@ class Outgoing:
     """``started``: a head is out, or about to go with its first bytes. ``streaming``: it was that
     of an event stream. ``direct``: the connection itself, where it is ours.
 
+    ``placement``: why the request went where it went, for a client that asked.
     ``between_events`` is kept by who streams, where heartbeats are wanted: they may not split one.
     """
 
@@ -31,6 +32,7 @@ class Outgoing:
         self.streaming = False
         self.sent_at = monotonic()
         self.between_events = True
+        self.placement: bytes | None = None
         old = scope.get("http_version") == "1.0"
         self.direct = None if self.client is None else DirectSender(self.client, old)
         self._to: Sender = self.direct or AsgiSender(send)
@@ -42,11 +44,13 @@ class Outgoing:
         if self.started:
             return
         self.streaming = kind is wire.Kind.EVENTS
-        ours = (
+        ours = [
             (b"x-gateway-worker", reservation.worker_id.encode()),
             (b"x-gateway-predicted-cached-tokens", b"%d" % reservation.cached_tokens),
             (b"x-request-id", self.request_id),
-        )
+        ]
+        if self.placement is not None:
+            ours.append((b"x-gateway-placement", self.placement))
         self.started = True
         await self._to.start(status, wire.to_client(headers, kind, ours))
 

@@ -20,6 +20,7 @@ from gateway.api import errors, wire
 from gateway.api.body import ClientGone, ClientWatch, read_body
 from gateway.api.deps import Deps
 from gateway.api.direct import DirectSender
+from gateway.api.explain import in_header
 from gateway.api.heartbeat import beating
 from gateway.api.outgoing import Outgoing
 from gateway.api.sse import EventStream, PlainAnswer
@@ -49,25 +50,26 @@ class Relay:
         self._endpoint = endpoint
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await _Relayed(self._deps, scope, send).run(self._endpoint, receive)
+        await _Relayed(self._deps, scope, send, self._endpoint).run(receive)
 
 
 class _Relayed:
     """One request. Its outcome stands in ``record`` before each step that may be its last."""
 
-    def __init__(self, deps: Deps, scope: Scope, send: Send) -> None:
+    def __init__(self, deps: Deps, scope: Scope, send: Send, endpoint: str) -> None:
         self._deps = deps
         self._scope = scope
-        self._out = Outgoing(scope, send, wire.request_id(scope["headers"], deps.fresh_id()))
-        self.record = Record(monotonic())
+        request_id = wire.request_id(scope["headers"], deps.fresh_id())
+        self._out = Outgoing(scope, send, request_id)
+        self.record = Record(monotonic(), endpoint, request_id)
 
-    async def run(self, endpoint: str, receive: Receive) -> None:
+    async def run(self, receive: Receive) -> None:
         record = self.record
         try:
             body = await read_body(self._scope, receive, self._deps.max_body_bytes)
             record.body_read_at = monotonic()
             async with ClientWatch(receive, self._out.client) as self._watch:
-                await self._serve(endpoint, body)
+                await self._serve(body)
         except ClientGone:
             record.outcome = Outcome.CLIENT_GONE
         except errors.ApiError as error:
@@ -83,12 +85,15 @@ class _Relayed:
             record.outcome = Outcome.UPSTREAM_TRUNCATED if started else Outcome.REFUSED
             await self._out.fail(errors.stopping(), record.worker)
         finally:
-            self._deps.metrics.request_ended(record, monotonic())
+            now = monotonic()
+            self._deps.metrics.request_ended(record, now)
+            self._deps.journal.request_ended(record, now)
 
-    async def _serve(self, endpoint: str, body: bytes) -> None:
+    async def _serve(self, body: bytes) -> None:
         call = wire.parse_call(body)
         if call.parsed:
-            prompt, self.record.fallback = await self._deps.prompts.read(endpoint, call.fields)
+            read = self._deps.prompts.read
+            prompt, self.record.fallback = await read(self.record.endpoint, call.fields)
         else:
             prompt, self.record.fallback = None, "unparsed"
         request = Request(prompt, call.model, call.max_tokens, call.stream)
@@ -104,7 +109,10 @@ class _Relayed:
     ) -> None:
         """Try workers until one has the request: one that cannot be reached never had it."""
         tried: set[WorkerId] = set()
+        debug = wire.wants_debug(self._scope["headers"])
         while True:
+            if debug:
+                self._out.placement = in_header(self._deps.router, request, monotonic())
             try:
                 reservation = self._deps.router.admit(request, monotonic(), tried)
             except NoWorker as error:

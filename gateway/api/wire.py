@@ -22,9 +22,13 @@ HOP_BY_HOP = frozenset(
         b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade",
     )
 )  # fmt: skip
-_OURS_TO_WORKER = HOP_BY_HOP | {b"host", b"content-length", b"expect", b"x-request-id"}
+DEBUG = b"x-gateway-debug"
+"""A request with it gets its placement's terms in a header of the answer."""
+
+_OURS_TO_WORKER = HOP_BY_HOP | {b"host", b"content-length", b"expect", b"x-request-id", DEBUG}
 _OURS_TO_CLIENT = HOP_BY_HOP | {
     b"x-request-id", b"x-gateway-worker", b"x-gateway-predicted-cached-tokens",
+    b"x-gateway-placement",
 }  # fmt: skip
 
 _AS_IT_IS_MADE = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
@@ -121,6 +125,10 @@ def request_id(headers: Headers, fresh: bytes) -> bytes:
         if name == b"x-request-id" and _SANE_ID.fullmatch(value):
             return value
     return fresh
+
+
+def wants_debug(headers: Headers) -> bool:
+    return any(name == DEBUG for name, _ in headers)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,17 @@ from itertools import repeat
 from typing import NamedTuple
 
 from gateway.core.blocks import BlockHash, Chain
-from gateway.core.worker import Stored
+
+
+class Stored(NamedTuple):
+    """What storing a chain did: the number of this use, how many leading blocks were held, and of
+    the last of these the number of its use ``before`` (-1 without any) and ``age_tokens``, the
+    tokens that have come into the cache since."""
+
+    use: int
+    held: int
+    before: int
+    age_tokens: int
 
 
 class _Use(NamedTuple):

@@ -9,8 +9,8 @@ first, and evicting a root first would make the rest unmatchable.
 from __future__ import annotations
 
 from gateway.core.blocks import Chain
-from gateway.core.held_blocks import HeldBlocks
-from gateway.core.worker import Stored, WorkerId
+from gateway.core.held_blocks import HeldBlocks, Stored
+from gateway.core.worker import WorkerId
 
 
 class PrefixIndex:

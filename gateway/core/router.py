@@ -16,7 +16,7 @@ from gateway.core.cost import GPU_SPEED, DecodeEstimate, Estimates, PrefillFit, 
 from gateway.core.placement import Candidate, Fleet, Policy
 from gateway.core.prefix_index import PrefixIndex
 from gateway.core.request import Request, Result
-from gateway.core.worker import Engine, Loss, Phase, Reservation, Worker, WorkerId
+from gateway.core.worker import Cost, Engine, Loss, Phase, Reservation, Worker, WorkerId
 
 
 class NoWorker(Exception):
@@ -78,8 +78,11 @@ class Router:
         """Place a request and reserve its work; raises NoWorker."""
         candidates, fleet = self.compare(request, self.eligible(request.model, excluded), now)
         chosen = self.choose(candidates, fleet)
+        costs = [Cost(c.worker.id, fleet.cost(c)) for c in candidates]
         self._admitted += 1
-        return self._reserve(chosen, request, now)
+        reservation = self._reserve(chosen, request, now)
+        reservation.costs = costs
+        return reservation
 
     def eligible(self, model: str | None, excluded: Collection[WorkerId] = ()) -> list[Worker]:
         """Available workers that serve the model; if none says so, all: the worker judges. Raises

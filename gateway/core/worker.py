@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import exp
@@ -11,6 +12,7 @@ from typing import NamedTuple, NewType
 from gateway.core.belief import Belief
 from gateway.core.blocks import Chain
 from gateway.core.cost import Estimates
+from gateway.core.held_blocks import Stored
 
 WorkerId = NewType("WorkerId", str)
 
@@ -34,15 +36,11 @@ class Loss(StrEnum):
     OVER_PREDICTED = "over_predicted"
 
 
-class Stored(NamedTuple):
-    """What storing a chain did: the number of this use, how many leading blocks were held, and of
-    the last of these the number of its use ``before`` (-1 without any) and ``age_tokens``, the
-    tokens that have come into the cache since."""
+class Cost(NamedTuple):
+    """What placing a prompt on a worker would have cost, when it was placed."""
 
-    use: int
-    held: int
-    before: int
-    age_tokens: int
+    worker_id: WorkerId
+    seconds: float
 
 
 @dataclass(slots=True, eq=False)
@@ -61,6 +59,7 @@ class Reservation:
     decode_seconds: float
     stream: bool
     admitted_at: float
+    costs: Sequence[Cost] = ()
     stored: Stored | None = None
     prefill_end: float = 0.0
     decode_at: float = 0.0

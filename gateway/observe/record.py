@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from gateway.core.request import Usage
-from gateway.core.worker import Reservation
+from gateway.core.worker import Cost, Reservation
 
 
 class Outcome(StrEnum):
@@ -28,12 +29,15 @@ class Record:
     """Times are monotonic seconds; None where the request did not get that far."""
 
     started_at: float
+    endpoint: str = ""
+    request_id: bytes = b""
     outcome: Outcome = Outcome.UPSTREAM_ERROR
     worker: str = ""
     body_read_at: float | None = None
     placed_at: float | None = None
     first_byte_at: float | None = None
     predicted_cached_tokens: int = 0
+    costs: Sequence[Cost] = ()
     answered: bool = False
     usage: Usage | None = None
     computed: bool = False
@@ -43,5 +47,6 @@ class Record:
         self.worker = reservation.worker_id
         self.computed = False
         self.predicted_cached_tokens = reservation.cached_tokens
+        self.costs = reservation.costs
         if self.placed_at is None:
             self.placed_at = now

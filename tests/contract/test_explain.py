@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 
-from tests.bodies import CHAT, COMPLETIONS, chat, completion
+from tests.bodies import CHAT, COMPLETIONS, chat, completion, scripted
+from tests.conftest import StartGateway
 from tests.contract.expect import Counted, assert_openai_error
 from tests.fake_worker import FakeWorker
 from tests.gateway_process import GatewayProcess
 from tests.raw_http import exchange
+from tests.waiting import until
 
 EXPLAIN = "/route/explain"
 GATEWAY_ARGS = ["--max-body-bytes", "1000000"]
@@ -99,3 +101,48 @@ def test_the_command_says_what_is_wrong(gateway: GatewayProcess, tmp_path: Path)
     assert (status, err.strip()) == (2, f"error: {missing}: No such file or directory")
     status, _, err = command(gateway, "-", given=b"nonsense")
     assert status == 2 and "the body is not a JSON object" in err
+
+
+def test_a_request_that_asks_is_told_its_placement_in_a_header(
+    gateway: GatewayProcess, fake_workers: list[FakeWorker]
+) -> None:
+    body = chat(uuid.uuid4().hex * 300, stream=True)
+    assert exchange(gateway.url, CHAT, body).header("x-gateway-placement") is None
+    answer = exchange(gateway.url, CHAT, body, headers=[("X-Gateway-Debug", "1")])
+    placement = json.loads(answer.header("x-gateway-placement") or "")
+    assert placement["worker"] == answer.header("x-gateway-worker")
+    (chosen,) = [c for c in placement["candidates"] if c["worker"] == placement["worker"]]
+    assert str(chosen["cached_tokens"]) == answer.header("x-gateway-predicted-cached-tokens")
+    assert chosen["cached_tokens"] > 0 and len(placement["candidates"]) == 2
+    received = [one for worker in fake_workers for one in worker.inference]
+    assert not any(one.header("x-gateway-debug") for one in received), "it is for the gateway"
+
+
+def request_lines(gateway: GatewayProcess) -> list[dict[str, str]]:
+    """The log's lines of requests, as their keys and values."""
+    found = []
+    for line in gateway.log().splitlines():
+        _, mark, pairs = line.partition(" INFO request: ")
+        if mark:
+            found.append(dict(pair.split("=", 1) for pair in pairs.split(" ")))
+    return found
+
+
+def test_each_request_leaves_one_line_without_a_word_of_its_text(
+    start_gateway: StartGateway, fake_workers: list[FakeWorker]
+) -> None:
+    gateway = start_gateway(workers=[worker.url for worker in fake_workers])
+    gateway.wait_up(2)
+    secret = uuid.uuid4().hex
+    for stream in (False, True):
+        exchange(gateway.url, CHAT, chat(secret * 100, stream=stream))
+    exchange(gateway.url, CHAT, chat(secret), headers=scripted(status=500))
+    until("all have their line", lambda: len(request_lines(gateway)) == 3)
+    plain, stream, failed = request_lines(gateway)
+    assert plain["predicted_tokens"] == "0" and int(stream["predicted_tokens"]) > 0
+    assert int(stream["delivered_tokens"]) > 0 and stream["worker"] == plain["worker"]
+    assert {one["outcome"] for one in (plain, stream)} == {"ok"}
+    assert failed["outcome"] == "upstream_error" and "prompt_tokens" not in failed
+    costs = dict(one.split(":") for one in stream["cost_seconds"].split(","))
+    assert min(costs, key=lambda worker: float(costs[worker])) == stream["worker"]
+    assert secret not in gateway.log()
