@@ -13,7 +13,9 @@ import asyncio
 import re
 from collections import OrderedDict
 from functools import partial
-from hashlib import blake2b
+from secrets import randbits
+
+from xxhash import xxh3_128_digest
 
 from gateway.prompt.batches import Batches
 from gateway.prompt.tokenizer import ModelTokenizer
@@ -77,6 +79,8 @@ class Memo:
         self._tokenizer = tokenizer
         self._batches = batches
         self._max_bytes = max_bytes
+        # Drawn anew, so that nobody can write a text that is taken for another one.
+        self._seed = randbits(64)
         self.held_bytes = 0
         self._ids: OrderedDict[bytes, bytes] = OrderedDict()
         self._coming: dict[bytes, tuple[asyncio.Future[list[bytes]], int]] = {}
@@ -85,7 +89,7 @@ class Memo:
     async def encode(self, text: str, special: bool) -> bytes:
         """The ids of the whole text as ``token_bytes``; only its new pieces are tokenised."""
         parts = pieces(text)
-        keys = [blake2b(part.encode(), digest_size=16).digest() for part in parts]
+        keys = [xxh3_128_digest(part.encode(), self._seed) for part in parts]
         found = [self._recall(key) for key in keys]
         missing = {
             key: part

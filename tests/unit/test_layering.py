@@ -33,7 +33,7 @@ def room(rooms: str = "", packages: str = "") -> Room:
 ROOMS = {
     "core": room("", "xxhash"),
     "api": room("core prompt upstream observe", "fastapi fastapi_offline starlette uvicorn orjson"),
-    "prompt": room("core", "tokenizers jinja2 orjson huggingface_hub"),
+    "prompt": room("core", "tokenizers jinja2 orjson huggingface_hub xxhash"),
     "upstream": room("", "httptools"),
     "workers": room("core", "httpx prometheus_client"),
     "engine": room("", "vllm"),
