@@ -119,13 +119,14 @@ def _run(main: Any, settings: Settings) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     import uvloop
 
+    from gateway.observe.request_log import LogFileFailed
     from gateway.prompt.tokenizer import TokenizerMissing
     from gateway.workers.supervisor import StateFolderInUse
 
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(main)
-    except (TokenizerMissing, StateFolderInUse) as error:
+    except (TokenizerMissing, StateFolderInUse, LogFileFailed) as error:
         _fail(str(error))
     except OSError as error:
         _fail(f"{settings.host}:{settings.port}: {error.strerror or error}")

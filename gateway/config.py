@@ -79,6 +79,9 @@ class Settings(BaseSettings):
         default_factory=lambda: _default_state_dir(),
         description="Folder for workers' logs and what they share with the gateway (up).",
     )
+    request_log: Path | None = Field(
+        None, description="File for a line of hashes and lengths per request, to simulate with."
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="What is logged."
     )

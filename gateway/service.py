@@ -30,6 +30,7 @@ from gateway.core.worker import WorkerId
 from gateway.observe.gc_pauses import GcPauseCollector, OwnPauses, freeze_heap
 from gateway.observe.journal import Journal
 from gateway.observe.metrics import Metrics
+from gateway.observe.request_log import RequestLog
 from gateway.observe.state import EngineFigures, Sources, StateCollector
 from gateway.prompt.models import TokenizerSource
 from gateway.prompt.reader import Prompts
@@ -71,7 +72,10 @@ class Service:
         self.gc_folders: dict[str, Path] = {}
         self.router = Router(_options(settings, speed))
         self.metrics = Metrics()
-        self._journal = Journal(sys.stderr if settings.log_level in ("debug", "info") else None)
+        self._journal = Journal(
+            sys.stderr if settings.log_level in ("debug", "info") else None,
+            RequestLog(settings.request_log) if settings.request_log is not None else None,
+        )
         self.prompts = Prompts()
         self.source = TokenizerSource(self.prompts, tokenizer, settings.chat_template)
         hooks = Hooks(self._moved, self._identified, self._ready)
@@ -113,7 +117,7 @@ class Service:
         await self.fleet.close()
         for pool in self.pools.values():
             pool.close_idle()
-        self._journal.flush()
+        self._journal.close()
         self.prompts.close()
         self._own_pauses.close()
 

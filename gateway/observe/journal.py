@@ -1,4 +1,4 @@
-"""One line per request, when it has ended, in the log.
+"""One line per request, when it has ended: in the log, and in the request log if there is one.
 
 Lines are made and written together a few times a second: a write for each would cost more than all
 else that is done when a request ends.
@@ -11,23 +11,25 @@ from time import localtime, monotonic, strftime, time
 from typing import TextIO
 
 from gateway.observe.record import Record
+from gateway.observe.request_log import RequestLog
 
 _EVERY_SECONDS = 0.25
 
 
 class Journal:
-    """Holds the ended requests until they are written; ``lines`` is None where nobody wants them.
+    """Holds the ended requests until they are written, to whichever of the two there is.
 
     Must be used inside a running event loop.
     """
 
-    def __init__(self, lines: TextIO | None) -> None:
+    def __init__(self, lines: TextIO | None, log: RequestLog | None = None) -> None:
         self._lines = lines
+        self._log = log
         self._ended: list[tuple[Record, float]] = []
         self._timer: asyncio.TimerHandle | None = None
 
     def request_ended(self, record: Record, now: float) -> None:
-        if self._lines is None:
+        if self._lines is None and self._log is None:
             return
         self._ended.append((record, now))
         if self._timer is None:
@@ -40,11 +42,19 @@ class Journal:
             self._timer.cancel()
             self._timer = None
         ended, self._ended = self._ended, []
+        to_wall = time() - monotonic()
+        if self._log is not None and ended:
+            self._log.write(ended, to_wall)
         if self._lines is not None and ended:
-            to_wall = time() - monotonic()
             text = "".join([_line(record, now, to_wall) for record, now in ended])
             self._lines.write(text)
             self._lines.flush()
+
+    def close(self) -> None:
+        """Returns when all is written."""
+        self.flush()
+        if self._log is not None:
+            self._log.close()
 
 
 def _line(record: Record, now: float, to_wall: float) -> str:

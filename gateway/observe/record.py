@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from gateway.core.blocks import EMPTY_CHAIN, Chain
 from gateway.core.request import Usage
 from gateway.core.worker import Cost, Reservation
 
@@ -38,6 +39,7 @@ class Record:
     first_byte_at: float | None = None
     predicted_cached_tokens: int = 0
     costs: Sequence[Cost] = ()
+    chain: Chain = EMPTY_CHAIN
     answered: bool = False
     usage: Usage | None = None
     computed: bool = False
@@ -48,5 +50,6 @@ class Record:
         self.computed = False
         self.predicted_cached_tokens = reservation.cached_tokens
         self.costs = reservation.costs
+        self.chain = reservation.chain
         if self.placed_at is None:
             self.placed_at = now

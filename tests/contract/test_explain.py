@@ -128,6 +128,36 @@ def request_lines(gateway: GatewayProcess) -> list[dict[str, str]]:
     return found
 
 
+def test_the_request_log_has_what_a_simulation_needs_and_no_text(
+    start_gateway: StartGateway, fake_workers: list[FakeWorker], tmp_path: Path
+) -> None:
+    file = tmp_path / "requests.jsonl"
+    file.write_text("")
+    gateway = start_gateway(
+        "--request-log", str(file), workers=[worker.url for worker in fake_workers]
+    )
+    gateway.wait_up(2)
+    secret = uuid.uuid4().hex
+    for text in (secret * 100, secret * 100 + "more" * 200, "too short for a block"):
+        exchange(gateway.url, CHAT, chat(text, max_tokens=3))
+    exchange(gateway.url, CHAT, chat(secret * 100), headers=scripted(status=500))
+    gateway.stop()
+    first, second = [json.loads(line) for line in file.read_text().splitlines()]
+    assert secret not in file.read_text()
+    assert first["timestamp"] <= first["finished"] <= second["finished"]
+    assert (first["output_length"], first["block_size"]) == (3, 128)
+    assert len(first["hash_ids"]) == first["input_length"] // first["block_size"]
+    assert second["hash_ids"][:5] == first["hash_ids"][:5]
+
+
+def test_a_request_log_that_cannot_be_written_is_told_at_start(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "gateway", "serve", "--worker", "http://127.0.0.1:1"]
+    command += ["--port", "0", "--request-log", str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 2
+    assert f"request log {tmp_path}: Is a directory" in ended.stderr
+
+
 def test_each_request_leaves_one_line_without_a_word_of_its_text(
     start_gateway: StartGateway, fake_workers: list[FakeWorker]
 ) -> None:

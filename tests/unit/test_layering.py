@@ -37,7 +37,7 @@ ROOMS = {
     "upstream": room("", "httptools"),
     "workers": room("core", "httpx prometheus_client"),
     "engine": room("", "vllm"),
-    "observe": room("core engine", "prometheus_client"),
+    "observe": room("core engine", "orjson prometheus_client"),
 }
 
 NOT_FOR_THE_CORE = {
