@@ -50,6 +50,9 @@ class Settings(BaseSettings):
     policy: Literal["prefix_affinity", "least_work", "round_robin"] = Field(
         "prefix_affinity", description="How requests are placed."
     )
+    shadow_policy: Literal["prefix_affinity", "least_work", "round_robin"] | None = Field(
+        None, description="A second policy that only tells where it would have placed requests."
+    )
     social_weight: float = Field(
         10.0, ge=0, description="How much a recomputed prefix is charged for each waiting request."
     )

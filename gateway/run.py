@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gateway.config import Settings
 from gateway.core.cost import CPU_SPEED, GPU_SPEED, Speed
-from gateway.core.worker import WorkerId
+from gateway.core.reservation import WorkerId
 from gateway.prompt.models import fetch_tokenizer
 from gateway.screen import Screen
 from gateway.service import Ending, HttpServer, Service, http_server, listen

@@ -25,8 +25,8 @@ from gateway.api.pace import Pace
 from gateway.config import Settings
 from gateway.core.cost import Speed
 from gateway.core.placement import POLICIES
+from gateway.core.reservation import WorkerId
 from gateway.core.router import Options, Router
-from gateway.core.worker import WorkerId
 from gateway.observe.gc_pauses import GcPauseCollector, OwnPauses, freeze_heap
 from gateway.observe.journal import Journal
 from gateway.observe.metrics import Metrics
@@ -71,7 +71,7 @@ class Service:
         )
         self.gc_folders: dict[str, Path] = {}
         self.router = Router(_options(settings, speed))
-        self.metrics = Metrics()
+        self.metrics = Metrics(settings.shadow_policy)
         self._journal = Journal(
             sys.stderr if settings.log_level in ("debug", "info") else None,
             RequestLog(settings.request_log) if settings.request_log is not None else None,
@@ -160,6 +160,7 @@ class Service:
 def _options(settings: Settings, speed: Speed) -> Options:
     return Options(
         policy=POLICIES[settings.policy],
+        shadow=POLICIES[settings.shadow_policy] if settings.shadow_policy else None,
         social_weight=settings.social_weight,
         max_index_blocks=settings.max_index_blocks,
         speed=speed,

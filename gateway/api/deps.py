@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from gateway.core.reservation import WorkerId
 from gateway.core.router import Router
-from gateway.core.worker import WorkerId
 from gateway.observe.journal import Journal
 from gateway.observe.metrics import Metrics
 from gateway.prompt.reader import Prompts

@@ -13,7 +13,7 @@ from time import monotonic
 from typing import Any, TypeVar
 
 from gateway.api.outgoing import Outgoing
-from gateway.core.worker import Reservation
+from gateway.core.reservation import Reservation
 
 T = TypeVar("T")
 

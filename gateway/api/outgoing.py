@@ -10,7 +10,7 @@ from gateway.api import errors, wire
 from gateway.api.body import discard_body
 from gateway.api.client import ClientProtocol, client_of
 from gateway.api.direct import AsgiSender, DirectSender, Sender
-from gateway.core.worker import Reservation
+from gateway.core.reservation import Reservation
 
 _DISCARD_SECONDS, _SILENT_SECONDS = 10.0, 1.0
 _PING = b": ping\n\n"

@@ -26,8 +26,8 @@ from gateway.api.outgoing import Outgoing
 from gateway.api.sse import EventStream, PlainAnswer
 from gateway.api.through import let_through
 from gateway.core.request import Request, Result
+from gateway.core.reservation import Reservation, WorkerId
 from gateway.core.router import NoWorker
-from gateway.core.worker import Reservation, WorkerId
 from gateway.observe.record import Outcome, Record
 from gateway.upstream.errors import ConnectFailed, HeadTimeout, IdleTimeout, UpstreamError
 from gateway.upstream.exchange import Exchange

@@ -6,7 +6,8 @@ from gateway.core.belief import Delivered
 from gateway.core.blocks import Chain
 from gateway.core.prefix_index import PrefixIndex
 from gateway.core.request import Usage
-from gateway.core.worker import Loss, Reservation, Worker
+from gateway.core.reservation import Reservation
+from gateway.core.worker import Loss, Worker
 
 
 class Caches:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from gateway.core.placement import Candidate, Fleet
 from gateway.core.request import Request
+from gateway.core.reservation import WorkerId
 from gateway.core.router import NoWorker, Router
-from gateway.core.worker import WorkerId
 
 
 @dataclass(frozen=True, slots=True)

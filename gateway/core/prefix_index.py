@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from gateway.core.blocks import Chain
 from gateway.core.held_blocks import HeldBlocks, Stored
-from gateway.core.worker import WorkerId
+from gateway.core.reservation import WorkerId
 
 
 class PrefixIndex:

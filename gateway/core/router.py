@@ -16,7 +16,8 @@ from gateway.core.cost import GPU_SPEED, DecodeEstimate, Estimates, PrefillFit, 
 from gateway.core.placement import Candidate, Fleet, Policy
 from gateway.core.prefix_index import PrefixIndex
 from gateway.core.request import Request, Result
-from gateway.core.worker import Cost, Engine, Loss, Phase, Reservation, Worker, WorkerId
+from gateway.core.reservation import Cost, Phase, Reservation, Shadow, WorkerId
+from gateway.core.worker import Engine, Loss, Worker
 
 
 class NoWorker(Exception):
@@ -29,9 +30,11 @@ class NoWorker(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """``social_weight`` is k of the placement rule; ``max_index_blocks`` bounds the whole index."""
+    """``social_weight`` is k of the placement rule; ``max_index_blocks`` bounds the whole index;
+    ``shadow`` is a second policy that only tells where it would have placed each request."""
 
     policy: Policy
+    shadow: Policy | None = None
     social_weight: float = 10.0
     max_index_blocks: int = 4_000_000
     speed: Speed = GPU_SPEED
@@ -79,9 +82,10 @@ class Router:
         candidates, fleet = self.compare(request, self.eligible(request.model, excluded), now)
         chosen = self.choose(candidates, fleet)
         costs = [Cost(c.worker.id, fleet.cost(c)) for c in candidates]
+        shadow = self._shadow(candidates, fleet)
         self._admitted += 1
         reservation = self._reserve(chosen, request, now)
-        reservation.costs = costs
+        reservation.costs, reservation.shadow = costs, shadow
         return reservation
 
     def eligible(self, model: str | None, excluded: Collection[WorkerId] = ()) -> list[Worker]:
@@ -112,6 +116,12 @@ class Router:
 
     def choose(self, candidates: Sequence[Candidate], fleet: Fleet) -> Candidate:
         return self._options.policy(candidates, fleet)
+
+    def _shadow(self, candidates: Sequence[Candidate], fleet: Fleet) -> Shadow | None:
+        if self._options.shadow is None:
+            return None
+        chosen = self._options.shadow(candidates, fleet)
+        return Shadow(chosen.worker.id, chosen.cached_tokens)
 
     def prefilled(self, reservation: Reservation, now: float) -> None:
         """The first body byte of a stream has arrived; later calls change nothing."""

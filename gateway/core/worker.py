@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import exp
-from typing import NamedTuple, NewType
 
 from gateway.core.belief import Belief
-from gateway.core.blocks import Chain
 from gateway.core.cost import Estimates
-from gateway.core.held_blocks import Stored
-
-WorkerId = NewType("WorkerId", str)
+from gateway.core.reservation import Phase, Reservation, WorkerId
 
 _RECENT_SECONDS = 30.0
 """Time constant of the memory that breaks ties between idle workers."""
-
-
-class Phase(StrEnum):
-    """A reservation's life: it waits for its first token, decodes, and is settled once."""
-
-    PREFILL = "prefill"
-    DECODE = "decode"
-    SETTLED = "settled"
 
 
 class Loss(StrEnum):
@@ -34,36 +21,6 @@ class Loss(StrEnum):
     STARTED = "started"
     SLEPT = "slept"
     OVER_PREDICTED = "over_predicted"
-
-
-class Cost(NamedTuple):
-    """What placing a prompt on a worker would have cost, when it was placed."""
-
-    worker_id: WorkerId
-    seconds: float
-
-
-@dataclass(slots=True, eq=False)
-class Reservation:
-    """What one placed request holds on its worker, from ``admit`` to ``settle``.
-
-    ``prefill_end`` is the estimated time of its first token, in the caller's clock.
-    """
-
-    worker_id: WorkerId
-    generation: int
-    chain: Chain
-    cached_tokens: int
-    uncached_tokens: int
-    prefill_seconds: float
-    decode_seconds: float
-    stream: bool
-    admitted_at: float
-    costs: Sequence[Cost] = ()
-    stored: Stored | None = None
-    prefill_end: float = 0.0
-    decode_at: float = 0.0
-    phase: Phase = Phase.PREFILL
 
 
 @dataclass(frozen=True, slots=True)

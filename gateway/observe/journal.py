@@ -83,4 +83,7 @@ def _line(record: Record, now: float, to_wall: float) -> str:
     if record.costs:
         costs = ",".join([f"{one.worker_id}:{one.seconds:.4f}" for one in record.costs])
         parts.append(f"cost_seconds={costs}")
+    if record.shadow is not None:
+        parts.append(f"shadow_worker={record.shadow.worker_id}")
+        parts.append(f"shadow_predicted_tokens={record.shadow.cached_tokens}")
     return " ".join(parts) + "\n"

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
+from gateway.core.reservation import Shadow
 from gateway.observe.record import Outcome, Record
 from gateway.observe.tally import Buckets, Count, Counts, Histograms, TallyCollector
 
@@ -52,10 +53,39 @@ class _Tokens:
         self.error.observe(record.predicted_cached_tokens - usage.cached_tokens)
 
 
+class _Shadow:
+    """What a second policy would have done, of all requests that were placed."""
+
+    def __init__(self, policy: str) -> None:
+        label = ("policy",)
+        self.placed = Counts(
+            "gateway_shadow_placements",
+            "Requests by whether the shadow policy would have chosen the same worker",
+            ("policy", "agrees"),
+        )
+        self.gained = Counts(
+            "gateway_shadow_gained_cached_tokens",
+            "Cached tokens that the shadow policy's worker was believed to have more",
+            label,
+        )
+        self.lost = Counts(
+            "gateway_shadow_lost_cached_tokens",
+            "Cached tokens that the shadow policy's worker was believed to have less",
+            label,
+        )
+        self._agrees, self._differs = (self.placed.at(policy, a) for a in ("yes", "no"))
+        self._gained, self._lost = self.gained.at(policy), self.lost.at(policy)
+
+    def count(self, record: Record, shadow: Shadow) -> None:
+        (self._agrees if shadow.worker_id == record.worker else self._differs).value += 1
+        gain = shadow.cached_tokens - record.predicted_cached_tokens
+        (self._gained if gain > 0 else self._lost).value += abs(gain)
+
+
 class Metrics:
     """Owns the registry; ``request_ended`` is called once per request."""
 
-    def __init__(self) -> None:
+    def __init__(self, shadow_policy: str | None = None) -> None:
         self.registry = CollectorRegistry()
         self._ends: dict[str, _Ends] = {}
         self._tokens: dict[str, _Tokens] = {}
@@ -91,9 +121,12 @@ class Metrics:
             _OVERHEAD,
         )
         self._overhead = overhead.at()
+        self._shadow = None if shadow_policy is None else _Shadow(shadow_policy)
+        shadows = self._shadow and (self._shadow.placed, self._shadow.gained, self._shadow.lost)
         tallies = (
             self._requests, self._fallback, self._prompt, self._predicted, self._delivered,
             self._without_usage, self._error, self._first_byte, self._duration, overhead,
+            *(shadows or ()),
         )  # fmt: skip
         self.registry.register(TallyCollector(tallies))
 
@@ -108,6 +141,8 @@ class Metrics:
             ends.first_byte.observe(record.first_byte_at - record.started_at)
         if record.fallback is not None:
             self._fallback.at(record.fallback).value += 1
+        if self._shadow is not None and record.shadow is not None:
+            self._shadow.count(record, record.shadow)
         if record.answered:
             self._tokens[record.worker].count(record)
 

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from gateway.core.blocks import EMPTY_CHAIN, Chain
 from gateway.core.request import Usage
-from gateway.core.worker import Cost, Reservation
+from gateway.core.reservation import Cost, Reservation, Shadow
 
 
 class Outcome(StrEnum):
@@ -39,6 +39,7 @@ class Record:
     first_byte_at: float | None = None
     predicted_cached_tokens: int = 0
     costs: Sequence[Cost] = ()
+    shadow: Shadow | None = None
     chain: Chain = EMPTY_CHAIN
     answered: bool = False
     usage: Usage | None = None
@@ -50,6 +51,7 @@ class Record:
         self.computed = False
         self.predicted_cached_tokens = reservation.cached_tokens
         self.costs = reservation.costs
+        self.shadow = reservation.shadow
         self.chain = reservation.chain
         if self.placed_at is None:
             self.placed_at = now

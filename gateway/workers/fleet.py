@@ -13,8 +13,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from gateway.core.reservation import WorkerId
 from gateway.core.router import Router
-from gateway.core.worker import Engine, Loss, WorkerId
+from gateway.core.worker import Engine, Loss
 from gateway.workers.probe import Limits, ProbeFailed, WorkerClient
 from gateway.workers.scrape import Scrape, parse_scrape
 

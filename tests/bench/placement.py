@@ -14,8 +14,9 @@ import uvloop
 from gateway.api.wire import parse_call
 from gateway.core.placement import POLICIES
 from gateway.core.request import Request, Result, Usage
+from gateway.core.reservation import WorkerId
 from gateway.core.router import Options, Router
-from gateway.core.worker import Engine, WorkerId
+from gateway.core.worker import Engine
 from gateway.prompt.memo import holds
 from gateway.prompt.reader import Prompts
 from gateway.prompt.tokenizer import load_tokenizer

@@ -14,8 +14,9 @@ from gateway.core.blocks import BlockHash, Chain, Prompt
 from gateway.core.cost import Coefficients, Speed
 from gateway.core.placement import POLICIES
 from gateway.core.request import Request, Result, Usage
+from gateway.core.reservation import Reservation, WorkerId
 from gateway.core.router import Options, Router
-from gateway.core.worker import Engine, Reservation, WorkerId
+from gateway.core.worker import Engine
 from tests.bench.figures import Figure, as_json, print_figures
 
 WORKERS, IN_FLIGHT, REQUESTS = 4, 64, 4000

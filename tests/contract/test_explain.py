@@ -176,3 +176,25 @@ def test_each_request_leaves_one_line_without_a_word_of_its_text(
     costs = dict(one.split(":") for one in stream["cost_seconds"].split(","))
     assert min(costs, key=lambda worker: float(costs[worker])) == stream["worker"]
     assert secret not in gateway.log()
+
+
+def test_a_shadow_policy_tells_what_it_would_have_done_and_changes_nothing(
+    start_gateway: StartGateway, fake_workers: list[FakeWorker]
+) -> None:
+    gateway = start_gateway(
+        "--shadow-policy", "round_robin", workers=[worker.url for worker in fake_workers]
+    )
+    gateway.wait_up(2)
+    text = uuid.uuid4().hex * 300
+    answers = [exchange(gateway.url, CHAT, chat(text)) for _ in range(5)]
+    (home,) = {answer.header("x-gateway-worker") for answer in answers}
+    predicted = [int(a.header("x-gateway-predicted-cached-tokens") or -1) for a in answers]
+    elsewhere = [i for i in range(5) if str(i % 2) != home]
+
+    def total(name: str, **labels: str) -> float:
+        return gateway.total(f"gateway_shadow_{name}_total", policy="round_robin", **labels)
+
+    until("all are counted", lambda: total("placements") == 5)
+    assert total("placements", agrees="no") == len(elsewhere)
+    assert total("lost_cached_tokens") == sum(predicted[i] for i in elsewhere) > 0
+    assert total("gained_cached_tokens") == 0

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from gateway.api import errors
+from gateway.core.reservation import WorkerId
 from gateway.core.router import NoWorker
-from gateway.core.worker import WorkerId
 from gateway.upstream.errors import (
     BadAnswer,
     ConnectFailed,

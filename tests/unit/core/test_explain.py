@@ -8,8 +8,8 @@ from gateway.core.blocks import Prompt, token_bytes
 from gateway.core.explain import Explanation, explain
 from gateway.core.placement import POLICIES
 from gateway.core.request import Request, Result
+from gateway.core.reservation import WorkerId
 from gateway.core.router import Options, Router
-from gateway.core.worker import WorkerId
 
 
 def ask(tokens: int, document: int = 0, exact: bool = True) -> Request:

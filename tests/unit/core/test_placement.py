@@ -14,7 +14,8 @@ from gateway.core.placement import (
     prefix_affinity,
     round_robin,
 )
-from gateway.core.worker import Reservation, Worker, WorkerId
+from gateway.core.reservation import Reservation, WorkerId
+from gateway.core.worker import Worker
 
 SPEEDS = Estimates(
     PrefillFit(GPU_SPEED.prefill), DecodeEstimate(GPU_SPEED.decode_seconds_per_token)

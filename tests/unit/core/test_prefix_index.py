@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from gateway.core.blocks import BYTE_BLOCK_BYTES, Prompt, token_bytes
 from gateway.core.held_blocks import Stored
 from gateway.core.prefix_index import PrefixIndex
-from gateway.core.worker import WorkerId
+from gateway.core.reservation import WorkerId
 from tests.unit.core.naive_index import Key, NaiveLru
 
 A, B = WorkerId("a"), WorkerId("b")

@@ -9,8 +9,9 @@ from gateway.core.blocks import Prompt, token_bytes
 from gateway.core.cost import CPU_SPEED, GPU_SPEED, Speed
 from gateway.core.placement import POLICIES
 from gateway.core.request import Request, Result, Usage
+from gateway.core.reservation import Reservation, WorkerId
 from gateway.core.router import NoWorker, Options, Router
-from gateway.core.worker import Engine, Loss, Reservation, WorkerId
+from gateway.core.worker import Engine, Loss
 
 A, B = WorkerId("a"), WorkerId("b")
 BLOCK = 16
@@ -168,6 +169,19 @@ def test_a_request_that_could_not_be_read_is_placed_by_load() -> None:
     assert (held.cached_tokens, held.uncached_tokens, held.chain.hashes) == (0, 1, ())
     made.settle(held, answered(500), 1.0)
     assert made.index.blocks(held.worker_id) == 0
+
+
+def test_a_shadow_policy_is_asked_and_not_followed() -> None:
+    made = Router(Options(policy=POLICIES["prefix_affinity"], shadow=POLICIES["round_robin"]))
+    for name in (A, B):
+        made.add_worker(name)
+        made.set_ready(name, True)
+    held = [serve(made, text(1), 2.0 * turn) for turn in range(4)]
+    assert len({r.worker_id for r in held}) == 1
+    assert [r.shadow.worker_id for r in held if r.shadow] == [A, B, A, B]
+    home = held[0].worker_id
+    cached = [r.cached_tokens if r.shadow and r.shadow.worker_id == home else 0 for r in held]
+    assert [r.shadow.cached_tokens for r in held if r.shadow] == cached
 
 
 # --- who may be chosen

@@ -13,8 +13,9 @@ from gateway.core.blocks import BYTE_BLOCK_BYTES, Prompt, token_bytes
 from gateway.core.cost import Coefficients, Speed
 from gateway.core.placement import POLICIES
 from gateway.core.request import Request, Result, Usage
+from gateway.core.reservation import Phase, Reservation, WorkerId
 from gateway.core.router import NoWorker, Options, Router
-from gateway.core.worker import Engine, Loss, Phase, Reservation, WorkerId
+from gateway.core.worker import Engine, Loss
 from tests.unit.core.naive_index import Key, NaiveLru, block_tokens
 
 WORKERS = tuple(WorkerId(name) for name in "abc")

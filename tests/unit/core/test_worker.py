@@ -4,7 +4,8 @@ import pytest
 
 from gateway.core.blocks import EMPTY_CHAIN
 from gateway.core.cost import Coefficients, DecodeEstimate, Estimates, PrefillFit
-from gateway.core.worker import Phase, Reservation, Worker, WorkerId
+from gateway.core.reservation import Phase, Reservation, WorkerId
+from gateway.core.worker import Worker
 
 
 class RecordedFit(PrefillFit):

@@ -4,7 +4,7 @@ import asyncio
 import io
 
 from gateway.core.request import Usage
-from gateway.core.worker import Cost, WorkerId
+from gateway.core.reservation import Cost, WorkerId
 from gateway.observe.journal import Journal
 from gateway.observe.record import Outcome, Record
 

@@ -4,7 +4,7 @@ import pytest
 
 from gateway.core.blocks import EMPTY_CHAIN
 from gateway.core.request import Usage
-from gateway.core.worker import Reservation, WorkerId
+from gateway.core.reservation import Reservation, WorkerId
 from gateway.observe.metrics import Metrics
 from gateway.observe.record import Outcome, Record
 from tests.unit.observe.exposed import of, samples

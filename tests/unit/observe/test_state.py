@@ -10,8 +10,9 @@ from gateway.core.blocks import Prompt, token_bytes
 from gateway.core.cost import GPU_SPEED
 from gateway.core.placement import POLICIES
 from gateway.core.request import Request, Result
+from gateway.core.reservation import WorkerId
 from gateway.core.router import Options, Router
-from gateway.core.worker import Engine, Loss, WorkerId
+from gateway.core.worker import Engine, Loss
 from gateway.observe.state import EngineFigures, Sources, StateCollector
 from tests.unit.observe.exposed import Samples, of, samples
 
