@@ -30,7 +30,16 @@ _UP_ONLY = frozenset(("model", "gpus", "cpu_workers", "start_seconds", "state_di
 _SERVE_ONLY = frozenset(("worker",))
 
 
+_ONE_PROCESS = (
+    "--workers: the gateway is one process by design: a second one would have an index of its own"
+    " and send the same prefix elsewhere (one --worker URL for each vLLM server)"
+)
+
+
 def main() -> None:
+    ours = sys.argv[: sys.argv.index("--")] if "--" in sys.argv else sys.argv
+    if any(argument.split("=")[0] == "--workers" for argument in ours):
+        _fail(_ONE_PROCESS)
     app()
 
 

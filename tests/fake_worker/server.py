@@ -42,6 +42,7 @@ class FakeServer:
         self.max_model_len = max_model_len
         self.force_include_usage = force_include_usage
         self.health: int | None = 200  # None: never answers
+        self.adapters: list[str] = []  # LoRA names, as vLLM lists them beside their base model
         self.mute = False  # no request of any kind is answered
         self.tokenize: Callable[[dict[str, Any]], dict[str, Any]] | None = None
         self.server_info: dict[str, Any] | None = None
@@ -123,7 +124,11 @@ class FakeServer:
             "max_model_len": self.max_model_len,
             "permission": [{"id": "modelperm-1", "object": "model_permission", "created": CREATED}],
         }
-        return {"object": "list", "data": [card]}
+        adapters = [
+            {**card, "id": name, "root": f"/adapters/{name}", "parent": card["id"]}
+            for name in self.adapters
+        ]
+        return {"object": "list", "data": [card, *adapters]}
 
     async def _inference(self, connection: Connection, received: Received) -> None:
         script = self._script(received)
@@ -187,7 +192,7 @@ class FakeServer:
         if not isinstance(body, dict) or not isinstance(body.get("messages", []), list):
             return 400, error("[{'type': 'list_type'}]", 400, "Bad Request")
         model = body.get("model", self.engine.model)
-        if model != self.engine.model:
+        if model not in (self.engine.model, *self.adapters):
             message = f"The model `{model}` does not exist."
             return 404, error(message, 404, "NotFoundError", "model")
         if (body.get("max_tokens") or 0) > self.max_model_len:

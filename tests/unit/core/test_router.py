@@ -171,6 +171,17 @@ def test_a_request_that_could_not_be_read_is_placed_by_load() -> None:
     assert made.index.blocks(held.worker_id) == 0
 
 
+def test_a_burst_is_placed_the_same_streamed_or_plain() -> None:
+    prompts = [text(i % 9, 300 + 200 * (i % 4)) + text(50 + i, 40) for i in range(48)]
+
+    def placed(stream: bool) -> list[tuple[str, int]]:
+        made = router(workers=4)
+        held = [made.admit(ask(p, stream), 0.001 * i) for i, p in enumerate(prompts)]
+        return [(r.worker_id, r.cached_tokens) for r in held]
+
+    assert placed(stream=True) == placed(stream=False)
+
+
 def test_a_shadow_policy_is_asked_and_not_followed() -> None:
     made = Router(Options(policy=POLICIES["prefix_affinity"], shadow=POLICIES["round_robin"]))
     for name in (A, B):
