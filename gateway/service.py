@@ -24,9 +24,10 @@ from gateway.api.deps import Deps
 from gateway.api.pace import Pace
 from gateway.config import Settings
 from gateway.core.cost import Speed
+from gateway.core.options import Options
 from gateway.core.placement import POLICIES
 from gateway.core.reservation import WorkerId
-from gateway.core.router import Options, Router
+from gateway.core.router import Router
 from gateway.observe.gc_pauses import GcPauseCollector, OwnPauses, freeze_heap
 from gateway.observe.journal import Journal
 from gateway.observe.metrics import Metrics

@@ -108,7 +108,7 @@ def _add_operations(app: FastAPI, deps: Deps) -> None:
         cost in seconds. Nothing is sent."""
         try:
             body = await read_body(request.scope, request.receive, deps.max_body_bytes)
-            return _json(await explained(deps, body))
+            return _json(await explained(deps, request.headers.raw, body))
         except errors.ApiError as error:
             headers = {name.decode(): value.decode() for name, value in error.headers}
             return Response(error.body, error.status, headers, "application/json")

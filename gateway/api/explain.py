@@ -25,7 +25,7 @@ def in_header(router: Router, request: Request, now: float) -> bytes:
     return orjson.dumps(replace(told, candidates=cheapest))
 
 
-async def explained(deps: Deps, body: bytes) -> dict[str, Any]:
+async def explained(deps: Deps, headers: wire.Headers, body: bytes) -> dict[str, Any]:
     """``body``: that of a chat or text completion, told apart by its ``messages``. Raises ApiError
     (400) for what is no JSON object."""
     call = wire.parse_call(body)
@@ -33,7 +33,8 @@ async def explained(deps: Deps, body: bytes) -> dict[str, Any]:
         raise errors.for_status(400, "the body is not a JSON object")
     endpoint = "chat" if "messages" in call.fields else "completions"
     prompt, fallback = await deps.prompts.read(endpoint, call.fields)
-    request = Request(prompt, call.model, call.max_tokens, call.stream)
+    session = wire.hints(headers, call.fields).session
+    request = Request(prompt, call.model, call.max_tokens, call.stream, session)
     answer = asdict(explain(deps.router, request, monotonic()))
     answer["fallback"] = fallback
     return answer

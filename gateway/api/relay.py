@@ -96,7 +96,9 @@ class _Relayed:
             prompt, self.record.fallback = await read(self.record.endpoint, call.fields)
         else:
             prompt, self.record.fallback = None, "unparsed"
-        request = Request(prompt, call.model, call.max_tokens, call.stream)
+        hints = wire.hints(self._scope["headers"], call.fields)
+        self._debug = hints.debug
+        request = Request(prompt, call.model, call.max_tokens, call.stream, hints.session)
         path = self._scope["raw_path"]
         if self._scope["query_string"]:
             path += b"?" + self._scope["query_string"]
@@ -109,9 +111,8 @@ class _Relayed:
     ) -> None:
         """Try workers until one has the request: one that cannot be reached never had it."""
         tried: set[WorkerId] = set()
-        debug = wire.wants_debug(self._scope["headers"])
         while True:
-            if debug:
+            if self._debug:
                 self._out.placement = in_header(self._deps.router, request, monotonic())
             try:
                 reservation = self._deps.router.admit(request, monotonic(), tried)

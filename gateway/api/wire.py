@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -127,8 +127,32 @@ def request_id(headers: Headers, fresh: bytes) -> bytes:
     return fresh
 
 
-def wants_debug(headers: Headers) -> bool:
-    return any(name == DEBUG for name, _ in headers)
+_SESSION_HEADERS = (b"x-claude-code-session-id", b"x-session-id")
+_SESSION_FIELDS = ("prompt_cache_key", "user")
+_SESSION_CHARS = 256
+
+
+class Hints(NamedTuple):
+    """What a client tells of its request beside the body: whether it wants to know its placement's
+    terms, and the name of its session."""
+
+    debug: bool
+    session: str | None
+
+
+def hints(headers: Headers, fields: dict[str, Any]) -> Hints:
+    """Of several names of a session the more specific one counts: headers before fields."""
+    debug, session = False, None
+    for name, value in headers:
+        if name == DEBUG:
+            debug = True
+        elif name in _SESSION_HEADERS and value:
+            session = value.decode("latin-1")
+    for field in _SESSION_FIELDS:
+        named = fields.get(field)
+        if session is None and isinstance(named, str) and named:
+            session = named
+    return Hints(debug, None if session is None else session[:_SESSION_CHARS])
 
 
 @dataclass(frozen=True, slots=True)

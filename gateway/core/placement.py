@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from gateway.core.reservation import WorkerId
 from gateway.core.worker import Worker
 
 _TIE = 0.1
@@ -39,6 +40,7 @@ class Fleet(NamedTuple):
     ``waiting_mean``: requests per worker that wait for their first token. ``turn``: requests
     admitted so far. ``social_weight``: how much a recomputed prefix is charged for each of them.
     ``whole_prefill_seconds``: the prompt's prefill where nothing of it is cached. ``now``: seconds.
+    ``home``: where the session of the request was last, if no worker has any of the prompt.
     """
 
     waiting_mean: float
@@ -46,6 +48,7 @@ class Fleet(NamedTuple):
     social_weight: float
     whole_prefill_seconds: float
     now: float
+    home: WorkerId | None = None
 
     def delays(self, worker: Worker) -> float:
         """How many requests a prefill on this worker is charged for beside its own."""
@@ -87,7 +90,8 @@ def _least(candidates: Sequence[Candidate], costs: Sequence[float], fleet: Fleet
     tied = [c for c, cost in zip(candidates, costs, strict=True) if cost <= limit]
     if len(tied) == 1:
         return tied[0]
-    return min(tied, key=lambda c: (c.worker.recent_seconds(fleet.now), c.worker.in_flight))
+    home = next((c for c in tied if c.worker.id == fleet.home), None)
+    return home or min(tied, key=lambda c: (c.worker.recent_seconds(fleet.now), c.worker.in_flight))
 
 
 POLICIES: dict[str, Policy] = {

@@ -9,12 +9,14 @@ from gateway.core.blocks import Prompt
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What placement must know of a request; ``prompt`` is None where it could not be hashed."""
+    """What placement must know of a request; ``prompt`` is None where it could not be hashed,
+    ``session`` where the client names none."""
 
     prompt: Prompt | None
     model: str | None = None
     max_tokens: int | None = None
     stream: bool = False
+    session: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

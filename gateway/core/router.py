@@ -8,15 +8,16 @@ byte of a stream; ``settle`` gives back exactly what was reserved, once, whateve
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
 from gateway.core.blocks import EMPTY_CHAIN
 from gateway.core.caches import Caches
-from gateway.core.cost import GPU_SPEED, DecodeEstimate, Estimates, PrefillFit, Speed
-from gateway.core.placement import Candidate, Fleet, Policy
+from gateway.core.cost import DecodeEstimate, Estimates, PrefillFit
+from gateway.core.options import Options
+from gateway.core.placement import Candidate, Fleet
 from gateway.core.prefix_index import PrefixIndex
 from gateway.core.request import Request, Result
 from gateway.core.reservation import Cost, Phase, Reservation, Shadow, WorkerId
+from gateway.core.sessions import Sessions
 from gateway.core.worker import Engine, Loss, Worker
 
 
@@ -28,19 +29,6 @@ class NoWorker(Exception):
         self.reasons = reasons
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """``social_weight`` is k of the placement rule; ``max_index_blocks`` bounds the whole index;
-    ``shadow`` is a second policy that only tells where it would have placed each request."""
-
-    policy: Policy
-    shadow: Policy | None = None
-    social_weight: float = 10.0
-    max_index_blocks: int = 4_000_000
-    speed: Speed = GPU_SPEED
-    default_capacity_blocks: int = 16_384
-
-
 class Router:
     """Owns workers, index and reservations."""
 
@@ -50,6 +38,7 @@ class Router:
         self._by_models: dict[frozenset[str], Estimates] = {}
         self.index = PrefixIndex(options.max_index_blocks)
         self._caches = Caches(self.index, options.default_capacity_blocks)
+        self.sessions = Sessions()
         self.workers: dict[WorkerId, Worker] = {}
 
     def add_worker(self, worker_id: WorkerId) -> Worker:
@@ -84,6 +73,9 @@ class Router:
         costs = [Cost(c.worker.id, fleet.cost(c)) for c in candidates]
         shadow = self._shadow(candidates, fleet)
         self._admitted += 1
+        if request.session is not None:
+            self.sessions.diverged += fleet.home is not None
+            self.sessions.placed(request.session, chosen.worker.id)
         reservation = self._reserve(chosen, request, now)
         reservation.costs, reservation.shadow = costs, shadow
         return reservation
@@ -111,8 +103,13 @@ class Router:
             self._options.social_weight,
             first.worker.estimates.prefill.seconds(prompt_tokens, 0),
             now,
+            self._home(request, candidates),
         )
         return candidates, fleet
+
+    def _home(self, request: Request, candidates: Sequence[Candidate]) -> WorkerId | None:
+        home = self.sessions.home(request.session)
+        return None if home is None or any(c.cached_tokens for c in candidates) else home
 
     def choose(self, candidates: Sequence[Candidate], fleet: Fleet) -> Candidate:
         return self._options.policy(candidates, fleet)

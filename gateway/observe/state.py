@@ -57,6 +57,11 @@ class StateCollector(Collector):
         for model, mode in self._sources.prompt_modes().items():
             modes.add_metric((model, mode), 1.0)
         yield modes
+        yield CounterMetricFamily(
+            "gateway_session_divergences",
+            "Requests of a known session of which no worker had even the first block",
+            value=self._sources.router.sessions.diverged,
+        )
 
     def _load(self, workers: Iterable[Worker], now: float) -> Iterator[Metric]:
         yield _gauge(

@@ -12,10 +12,11 @@ from time import monotonic, thread_time
 import uvloop
 
 from gateway.api.wire import parse_call
+from gateway.core.options import Options
 from gateway.core.placement import POLICIES
 from gateway.core.request import Request, Result, Usage
 from gateway.core.reservation import WorkerId
-from gateway.core.router import Options, Router
+from gateway.core.router import Router
 from gateway.core.worker import Engine
 from gateway.prompt.memo import holds
 from gateway.prompt.reader import Prompts

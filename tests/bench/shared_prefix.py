@@ -12,10 +12,11 @@ from itertools import count
 
 from gateway.core.blocks import BlockHash, Chain, Prompt
 from gateway.core.cost import Coefficients, Speed
+from gateway.core.options import Options
 from gateway.core.placement import POLICIES
 from gateway.core.request import Request, Result, Usage
 from gateway.core.reservation import Reservation, WorkerId
-from gateway.core.router import Options, Router
+from gateway.core.router import Router
 from gateway.core.worker import Engine
 from tests.bench.figures import Figure, as_json, print_figures
 

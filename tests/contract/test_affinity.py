@@ -78,6 +78,35 @@ def test_c53_a_salt_is_forwarded_and_never_told(
     assert salt not in gateway.log() and salt.encode() not in metrics
 
 
+@pytest.mark.parametrize(
+    ("headers", "fields"),
+    [
+        ([("X-Claude-Code-Session-Id", "s-1")], {"user": "everybody"}),
+        ([("x-session-id", "s-2")], {}),
+        ([], {"prompt_cache_key": "s-3"}),
+        ([], {"user": "s-4"}),
+    ],
+    ids=["claude code", "x-session-id", "prompt_cache_key", "user"],
+)
+def test_c56_a_session_whose_prompts_share_no_block_stays_and_is_counted(
+    gateway: GatewayProcess,
+    fake_workers: list[FakeWorker],
+    headers: list[tuple[str, str]],
+    fields: dict[str, Any],
+) -> None:
+    def turn() -> str | None:
+        body = chat(uuid.uuid4().hex + " is the time." + "x" * 2000, **fields)
+        answer = exchange(gateway.url, CHAT, body, headers=headers)
+        assert predicted(answer) == 0
+        return answer.header("x-gateway-worker")
+
+    before = gateway.total("gateway_session_divergences_total")
+    assert len({turn() for _ in range(6)}) == 1
+    assert gateway.total("gateway_session_divergences_total") == before + 5
+    bodies = [one.body for worker in fake_workers for one in worker.inference]
+    assert all(b"is the time" in body for body in bodies), "nothing is stripped"
+
+
 def test_c36_a_second_routing_process_is_refused_with_the_reason() -> None:
     command = [sys.executable, "-m", "gateway", "serve", "--worker", "http://127.0.0.1:1"]
     ended = subprocess.run([*command, "--workers", "2"], capture_output=True, text=True, timeout=60)

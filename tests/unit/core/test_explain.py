@@ -6,10 +6,11 @@ from hypothesis import strategies as st
 
 from gateway.core.blocks import Prompt, token_bytes
 from gateway.core.explain import Explanation, explain
+from gateway.core.options import Options
 from gateway.core.placement import POLICIES
 from gateway.core.request import Request, Result
 from gateway.core.reservation import WorkerId
-from gateway.core.router import Options, Router
+from gateway.core.router import Router
 
 
 def ask(tokens: int, document: int = 0, exact: bool = True) -> Request:

@@ -7,10 +7,11 @@ import pytest
 
 from gateway.core.blocks import Prompt, token_bytes
 from gateway.core.cost import CPU_SPEED, GPU_SPEED, Speed
+from gateway.core.options import Options
 from gateway.core.placement import POLICIES
 from gateway.core.request import Request, Result, Usage
 from gateway.core.reservation import Reservation, WorkerId
-from gateway.core.router import NoWorker, Options, Router
+from gateway.core.router import NoWorker, Router
 from gateway.core.worker import Engine, Loss
 
 A, B = WorkerId("a"), WorkerId("b")

@@ -11,10 +11,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from gateway.core.blocks import BYTE_BLOCK_BYTES, Prompt, token_bytes
 from gateway.core.cost import Coefficients, Speed
+from gateway.core.options import Options
 from gateway.core.placement import POLICIES
 from gateway.core.request import Request, Result, Usage
 from gateway.core.reservation import Phase, Reservation, WorkerId
-from gateway.core.router import NoWorker, Options, Router
+from gateway.core.router import NoWorker, Router
 from gateway.core.worker import Engine, Loss
 from tests.unit.core.naive_index import Key, NaiveLru, block_tokens
 

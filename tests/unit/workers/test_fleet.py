@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from gateway.core.blocks import Prompt, token_bytes
+from gateway.core.options import Options
 from gateway.core.placement import POLICIES
 from gateway.core.request import Request
 from gateway.core.reservation import WorkerId
-from gateway.core.router import Options, Router
+from gateway.core.router import Router
 from gateway.core.worker import Engine, Loss, Worker
 from gateway.workers import fleet as fleet_module
 from gateway.workers.fleet import Every, Fleet, Hooks
