@@ -36,7 +36,12 @@ class UpProcess(GatewayProcess):
         self.process = subprocess.Popen(
             command,
             cwd=folder,
-            env={**os.environ, "GATEWAY_SCRAPE_SECONDS": "1", "PYTHONPATH": path},
+            env={
+                **os.environ,
+                "GATEWAY_SCRAPE_SECONDS": "1",
+                "PYTHONPATH": path,
+                "VLLM_SERVER_DEV_MODE": "1",  # /reset_prefix_cache is served in it only
+            },
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=subprocess.STDOUT,
