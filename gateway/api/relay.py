@@ -28,6 +28,7 @@ from gateway.core.request import Request, Result
 from gateway.core.router import NoWorker
 from gateway.core.worker import Reservation, WorkerId
 from gateway.observe.record import Outcome, Record
+from gateway.prompt.reader import UNREAD
 from gateway.upstream.errors import ConnectFailed, HeadTimeout, IdleTimeout, UpstreamError
 from gateway.upstream.exchange import Exchange
 
@@ -57,6 +58,7 @@ class _Relayed:
         self._deps = deps
         self._scope = scope
         self._out = Outgoing(scope, send, wire.request_id(scope["headers"], deps.fresh_id()))
+        self._reading = UNREAD
         self.record = Record(monotonic())
 
     async def run(self, endpoint: str, receive: Receive) -> None:
@@ -86,10 +88,9 @@ class _Relayed:
     async def _serve(self, endpoint: str, body: bytes) -> None:
         call = wire.parse_call(body)
         if call.parsed:
-            prompt, self.record.fallback = await self._deps.prompts.read(endpoint, call.fields)
-        else:
-            prompt, self.record.fallback = None, "unparsed"
-        request = Request(prompt, call.model, call.max_tokens, call.stream)
+            self._reading = await self._deps.prompts.read(endpoint, call.fields)
+        self.record.fallback = self._reading.fallback
+        request = Request(self._reading.prompt, call.model, call.max_tokens, call.stream)
         path = self._scope["raw_path"]
         if self._scope["query_string"]:
             path += b"?" + self._scope["query_string"]
@@ -251,7 +252,10 @@ class _Relayed:
             self.record.outcome = Outcome.REFUSED if refused else failed
             return
         self.record.answered = True
-        self.record.usage = answer.usage
+        usage = self.record.usage = answer.usage
+        tokens = self._reading.tokens
+        if usage is not None and tokens is not None and usage.prompt_tokens != tokens:
+            self._deps.prompts.answered(self._reading, usage.prompt_tokens)
         self.record.outcome = Outcome.OK if answer.complete else Outcome.UPSTREAM_TRUNCATED
 
 
