@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 from gateway.api import errors, wire
 from gateway.api.body import ClientGone, ClientWatch, read_body
 from gateway.api.deps import Deps
+from gateway.api.dialect import Dialect
 from gateway.api.direct import DirectSender
 from gateway.api.heartbeat import beating
 from gateway.api.outgoing import Outgoing
@@ -43,31 +44,33 @@ _MOST_ERROR_BYTES = 64 * 1024
 class Relay:
     """Endpoint for one path that takes a prompt."""
 
-    def __init__(self, deps: Deps, endpoint: str) -> None:
+    def __init__(self, deps: Deps, dialect: Dialect) -> None:
         self._deps = deps
-        self._endpoint = endpoint
+        self._dialect = dialect
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await _Relayed(self._deps, scope, send).run(self._endpoint, receive)
+        await _Relayed(self._deps, self._dialect, scope, send).run(receive)
 
 
 class _Relayed:
     """One request. Its outcome stands in ``record`` before each step that may be its last."""
 
-    def __init__(self, deps: Deps, scope: Scope, send: Send) -> None:
+    def __init__(self, deps: Deps, dialect: Dialect, scope: Scope, send: Send) -> None:
         self._deps = deps
+        self._dialect = dialect
         self._scope = scope
-        self._out = Outgoing(scope, send, wire.request_id(scope["headers"], deps.fresh_id()))
+        identity = wire.request_id(scope["headers"], deps.fresh_id())
+        self._out = Outgoing(scope, send, identity, dialect)
         self._reading = UNREAD
         self.record = Record(monotonic())
 
-    async def run(self, endpoint: str, receive: Receive) -> None:
+    async def run(self, receive: Receive) -> None:
         record = self.record
         try:
             body = await read_body(self._scope, receive, self._deps.max_body_bytes)
             record.body_read_at = monotonic()
             async with ClientWatch(receive, self._out.client) as self._watch:
-                await self._serve(endpoint, body)
+                await self._serve(body)
         except ClientGone:
             record.outcome = Outcome.CLIENT_GONE
         except errors.ApiError as error:
@@ -85,10 +88,11 @@ class _Relayed:
         finally:
             self._deps.metrics.request_ended(record, monotonic())
 
-    async def _serve(self, endpoint: str, body: bytes) -> None:
+    async def _serve(self, body: bytes) -> None:
         call = wire.parse_call(body)
         if call.parsed:
-            self._reading = await self._deps.prompts.read(endpoint, call.fields)
+            read = self._deps.prompts.read
+            self._reading = await read(self._dialect.endpoint, call.fields)
         self.record.fallback = self._reading.fallback
         request = Request(self._reading.prompt, call.model, call.max_tokens, call.stream)
         path = self._scope["raw_path"]
@@ -96,7 +100,7 @@ class _Relayed:
             path += b"?" + self._scope["query_string"]
         headers = wire.to_worker(self._scope["headers"], self._out.request_id)
         target = wire.Target(self._scope["method"].encode(), path, headers)
-        await self._place(request, target, body, withhold=not call.wants_usage)
+        await self._place(request, target, body, self._dialect.adds_usage and not call.wants_usage)
 
     async def _place(
         self, request: Request, target: wire.Target, body: bytes, withhold: bool
@@ -133,7 +137,7 @@ class _Relayed:
             self.record.computed = exchange.status < 400
             kind = wire.kind_of(exchange.headers)
             if kind is wire.Kind.EVENTS:
-                await self._stream(exchange, reservation, EventStream(withhold))
+                await self._stream(exchange, reservation, EventStream(withhold, self._dialect))
             elif self._out.started:
                 await self._refused_late(exchange)
             else:
@@ -148,7 +152,7 @@ class _Relayed:
 
     async def _answer(self, exchange: Exchange, reservation: Reservation, kind: wire.Kind) -> None:
         """An answer in one body. Its first bytes are awaited before our head goes out."""
-        answer = PlainAnswer()
+        answer = PlainAnswer(self._dialect)
         data = await exchange.read()
         self.record.first_byte_at = monotonic()
         await self._out.head(exchange.status, exchange.headers, kind, reservation)
@@ -173,7 +177,7 @@ class _Relayed:
         while data := await exchange.read():
             body = (body + data)[:_MOST_ERROR_BYTES]
         self._ended(PlainAnswer(), exchange.status)
-        await self._out.event(errors.told_by_worker(exchange.status, body))
+        await self._out.error_event(errors.told_by_worker(exchange.status, body))
         self._out.abandon()
 
     async def _stream(

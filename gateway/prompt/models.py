@@ -41,6 +41,7 @@ class TokenizerSource:
         self._prompts = prompts
         self._rendering = rendering
         self._models: dict[str, ExactModel | None] = {}
+        self._one_at_a_time = asyncio.Lock()
 
     def modes(self) -> dict[str, str]:
         """Of each model whether it is read as ``exact`` or as ``bytes``."""
@@ -55,7 +56,14 @@ class TokenizerSource:
         return {n: m.trust.mismatches for n, m in self._models.items() if m is not None}
 
     async def prepare(self, models: list[dict[str, Any]], tokenize: Tokenize) -> None:
-        """Decide the mode of each model that has none yet; raises what ``tokenize`` raises."""
+        """Decide the mode of each model that has none yet; raises what ``tokenize`` raises.
+
+        Workers that start together wait for the first of them, so that a model is verified once.
+        """
+        async with self._one_at_a_time:
+            await self._prepare(models, tokenize)
+
+    async def _prepare(self, models: list[dict[str, Any]], tokenize: Tokenize) -> None:
         named = [model for model in models if isinstance(model.get("id"), str)]
         of_worker: ExactModel | None = None
         for model in sorted(named, key=lambda model: isinstance(model.get("parent"), str)):
@@ -71,10 +79,8 @@ class TokenizerSource:
             self._models[name] = of_worker
             if of_worker is not None:
                 self._prompts.use_exact(name, of_worker)
-            log.info("model %s: prompts are read as %s", name, self._said(name))
-
-    def _said(self, name: str) -> str:
-        return "exact tokens" if self.modes()[name] == "exact" else "bytes"
+                if of_worker.trust.exact:
+                    log.info("model %s: prompts are read as exact tokens", name)
 
     async def _try_exact(self, name: str, root: object, tokenize: Tokenize) -> ExactModel | None:
         """None if there is no tokenizer; the reason is logged."""
@@ -82,12 +88,13 @@ class TokenizerSource:
         if folder is None and isinstance(root, str):
             folder = Path(root)
         if folder is None or not await asyncio.to_thread(folder.is_dir):
-            log.warning("model %s: no tokenizer (name one with --tokenizer)", name)
+            problem = "no tokenizer (name one with --tokenizer)"
+            log.warning("model %s: prompts are read as bytes: %s", name, problem)
             return None
         try:
             local = await asyncio.to_thread(self._load, folder)
         except TokenizerMissing as error:
-            log.warning("model %s: %s", name, error)
+            log.warning("model %s: prompts are read as bytes: %s", name, error)
             return None
         verdict = await verify(name, local, tokenize)
         local = replace(local, content=verdict.content)
