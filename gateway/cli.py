@@ -107,8 +107,11 @@ def explain(
 def _plans(settings: Settings, arguments: tuple[str, ...]) -> tuple[list[Any], bool]:
     """One launch plan per worker, and whether they run on CPU cores."""
     from gateway.workers import devices, launch
+    from gateway.workers.prompt_options import given_options
 
     assert settings.model is not None
+    if settings.chat_template is not None and "--chat-template" not in given_options(arguments):
+        arguments = (*arguments, "--chat-template", str(settings.chat_template))
     request = launch.LaunchRequest(
         settings.model, arguments, settings.max_num_seqs, settings.max_num_batched_tokens
     )

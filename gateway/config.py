@@ -76,6 +76,9 @@ class Settings(BaseSettings):
     )
     probe_seconds: Seconds = Field(1.0, description="Time between two looks at a worker.")
     scrape_seconds: Seconds = Field(5.0, description="Time between two scrapes of its metrics.")
+    token_check_seconds: Seconds = Field(
+        60.0, description="Time between two comparisons of a request's tokens with its worker's."
+    )
     start_seconds: Seconds = Field(1800.0, description="Limit for a worker to become ready (up).")
     drain_seconds: Seconds = Field(30.0, description="What running requests get at SIGTERM.")
     state_dir: Path = Field(

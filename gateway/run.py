@@ -10,11 +10,13 @@ from pathlib import Path
 from gateway.config import Settings
 from gateway.core.cost import CPU_SPEED, GPU_SPEED, Speed
 from gateway.core.reservation import WorkerId
-from gateway.prompt.models import fetch_tokenizer
+from gateway.prompt.models import Rendering, fetch_tokenizer
+from gateway.prompt.tokenizer import TokenizerMissing
 from gateway.screen import Screen
 from gateway.service import Ending, HttpServer, Service, http_server, listen
 from gateway.workers.launch import LaunchPlan
 from gateway.workers.probe import Limits
+from gateway.workers.prompt_options import prompt_options
 from gateway.workers.supervisor import (
     Event,
     OrphansFound,
@@ -32,9 +34,9 @@ _STOP_GRACE_SECONDS = 10.0
 async def run_serve(settings: Settings) -> None:
     """In front of the servers at ``settings.worker`` until SIGTERM or SIGINT."""
     sock = listen(settings.host, settings.port)
-    tokenizer = await _tokenizer(settings)
+    rendering = Rendering(await _tokenizer(settings), settings.chat_template)
     limits = Limits(settings.max_num_seqs, settings.max_num_batched_tokens)
-    service = Service(settings, tokenizer, limits, GPU_SPEED, lambda worker_id: None)
+    service = Service(settings, rendering, limits, GPU_SPEED, lambda worker_id: None)
     server = http_server(service, settings)
     ending = Ending(lambda: _hurry(server))
     for index, url in enumerate(settings.worker):
@@ -50,11 +52,11 @@ async def run_serve(settings: Settings) -> None:
 async def run_up(settings: Settings, plans: Sequence[LaunchPlan], on_cpu: bool) -> None:
     """With workers of our own, which are gone when this returns."""
     sock = listen(settings.host, settings.port)
-    tokenizer = await _tokenizer(settings)
+    rendering = await _rendering(settings, plans[0])
     host, port = sock.getsockname()[:2]
     screen = Screen(f"http://{host}:{port}", {plan.worker_id: plan.device for plan in plans})
     speed = CPU_SPEED if on_cpu else GPU_SPEED
-    upper = _Up(settings, plans, tokenizer, speed, screen)
+    upper = _Up(settings, plans, rendering, speed, screen)
     server = http_server(upper.service, settings)
     ending = Ending(lambda: _hurry(server, upper.supervisor.kill_now))
     try:
@@ -75,12 +77,12 @@ class _Up:
         self,
         settings: Settings,
         plans: Sequence[LaunchPlan],
-        tokenizer: Path | None,
+        rendering: Rendering,
         speed: Speed,
         screen: Screen,
     ) -> None:
         limits = Limits(plans[0].max_num_seqs, plans[0].max_num_batched_tokens)
-        self.service = Service(settings, tokenizer, limits, speed, self._ready)
+        self.service = Service(settings, rendering, limits, speed, self._ready)
         options = SupervisorOptions(
             state_folder=settings.state_dir, start_seconds=settings.start_seconds
         )
@@ -117,6 +119,18 @@ async def _tokenizer(settings: Settings) -> Path | None:
     if settings.tokenizer is None:
         return None
     return await asyncio.to_thread(fetch_tokenizer, settings.tokenizer)
+
+
+async def _rendering(settings: Settings, plan: LaunchPlan) -> Rendering:
+    """As vLLM's own arguments say, which the workers follow."""
+    told = prompt_options(plan.command)
+    folder = await _tokenizer(settings)
+    if folder is None and told.tokenizer is not None:
+        try:
+            folder = await asyncio.to_thread(fetch_tokenizer, told.tokenizer)
+        except TokenizerMissing as error:
+            log.warning("the workers' tokenizer cannot be read here: %s", error)
+    return Rendering(folder, told.chat_template, told.defaults, told.drops_tools)
 
 
 async def _until_end(ending: Ending, serving: asyncio.Task[None], server: HttpServer) -> None:

@@ -33,12 +33,14 @@ from gateway.observe.journal import Journal
 from gateway.observe.metrics import Metrics
 from gateway.observe.request_log import RequestLog
 from gateway.observe.state import EngineFigures, Sources, StateCollector
-from gateway.prompt.models import TokenizerSource
+from gateway.prompt.models import Rendering, TokenizerSource
 from gateway.prompt.reader import Prompts
+from gateway.prompt.sample import Sampler
+from gateway.prompt.verify import Tokenize
 from gateway.upstream.pool import Limits as PoolLimits
 from gateway.upstream.pool import Pool
 from gateway.workers.fleet import Every, Fleet, Hooks
-from gateway.workers.probe import Limits, WorkerClient
+from gateway.workers.probe import Limits, ProbeFailed, WorkerClient
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +56,7 @@ class Service:
     def __init__(
         self,
         settings: Settings,
-        tokenizer: Path | None,
+        rendering: Rendering,
         limits: Limits,
         speed: Speed,
         on_ready: Callable[[WorkerId], None],
@@ -78,7 +80,9 @@ class Service:
             RequestLog(settings.request_log) if settings.request_log is not None else None,
         )
         self.prompts = Prompts()
-        self.source = TokenizerSource(self.prompts, tokenizer, settings.chat_template)
+        self.source = TokenizerSource(self.prompts, rendering)
+        sampler = Sampler(self.prompts, self._tokenize_of, settings.token_check_seconds)
+        self._sampling = asyncio.get_running_loop().create_task(sampler.run())
         hooks = Hooks(self._moved, self._identified, self._ready)
         self.fleet = Fleet(
             self.router, hooks, limits, Every(settings.probe_seconds, settings.scrape_seconds)
@@ -115,6 +119,7 @@ class Service:
         return list(found.values())
 
     async def close(self) -> None:
+        self._sampling.cancel()
         await self.fleet.close()
         for pool in self.pools.values():
             pool.close_idle()
@@ -131,6 +136,15 @@ class Service:
     async def _identified(self, models: list[dict[str, Any]], client: WorkerClient) -> None:
         await self.source.prepare(models, client.tokenize)
 
+    def _tokenize_of(self, model: str) -> Tokenize | None:
+        """`/tokenize` of a ready worker that has the model; no ids where it does not answer."""
+        for worker_id, watched in self.fleet.workers.items():
+            worker = self.router.workers[worker_id]
+            client = watched.client
+            if worker.available and client is not None and model in worker.models:
+                return partial(_ids_or_none, client)
+        return None
+
     def _ready(self, worker_id: WorkerId) -> None:
         if not self._warm:
             self._warm = True
@@ -143,7 +157,8 @@ class Service:
             engines=self._engines,
             connections=lambda: {w: (p.active, p.idle) for w, p in self.pools.items()},
             starts=lambda: {w: watched.starts for w, watched in self.fleet.workers.items()},
-            prompt_modes=lambda: self.source.modes,
+            prompt_modes=self.source.modes,
+            token_mismatches=self.source.mismatches,
             cache_ratio=self.metrics.cache_ratio,
         )
 
@@ -156,6 +171,14 @@ class Service:
             for worker_id, watched in self.fleet.workers.items()
             if (s := watched.scrape) is not None
         }  # fmt: skip
+
+
+async def _ids_or_none(client: WorkerClient, body: dict[str, Any]) -> list[int] | None:
+    try:
+        return await client.tokenize(body)
+    except ProbeFailed as error:
+        log.debug("no token ids to compare with: %s", error)
+        return None
 
 
 def _options(settings: Settings, speed: Speed) -> Options:

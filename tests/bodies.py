@@ -8,6 +8,8 @@ from tests.fake_worker import Script
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
+MESSAGES = "/v1/messages"
+RESPONSES = "/v1/responses"
 FAKE_MODEL = "fake-model"
 
 
@@ -18,6 +20,10 @@ def chat(text: str = "Say hello.", model: str = FAKE_MODEL, **more: Any) -> dict
 
 def completion(prompt: Any = "Once upon", model: str = FAKE_MODEL, **more: Any) -> dict[str, Any]:
     return {"model": model, "prompt": prompt, "max_tokens": 5, **more}
+
+
+def response(given: Any = "Say hello.", model: str = FAKE_MODEL, **more: Any) -> dict[str, Any]:
+    return {"model": model, "input": given, "max_output_tokens": 5, **more}
 
 
 def scripted(**script: Any) -> list[tuple[str, str]]:

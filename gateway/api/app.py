@@ -1,4 +1,4 @@
-"""The FastAPI application: paths, and errors in OpenAI's shape."""
+"""The FastAPI application: paths, and errors in the shape of each."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from gateway import __version__
 from gateway.api import errors, openapi
 from gateway.api.body import read_body
 from gateway.api.deps import Deps
+from gateway.api.dialect import DIALECTS, of_path
 from gateway.api.explain import explained
 from gateway.api.relay import Relay
 
@@ -53,10 +54,7 @@ def build_app(deps: Deps, models: Models) -> Front:
         redoc_url=None,
         redirect_slashes=False,
     )
-    relays = {
-        "/v1/chat/completions": Relay(deps, "chat"),
-        "/v1/completions": Relay(deps, "completions"),
-    }
+    relays = {path: Relay(deps, dialect) for path, dialect in DIALECTS.items()}
     for path, relay in relays.items():
         app.router.routes.append(Route(path, relay, methods=["POST"]))
     _add_models(app, deps, models)
@@ -111,7 +109,7 @@ def _add_operations(app: FastAPI, deps: Deps) -> None:
             return _json(await explained(deps, request.headers.raw, body))
         except errors.ApiError as error:
             headers = {name.decode(): value.decode() for name, value in error.headers}
-            return Response(error.body, error.status, headers, "application/json")
+            return Response(errors.openai_body(error), error.status, headers, "application/json")
 
     @app.get("/metrics", tags=["operations"])
     async def metrics() -> Response:
@@ -131,10 +129,10 @@ async def _http_error(request: Request, error: Exception) -> Response:
     if error.status_code == 405:
         text = f"{request.url.path} does not take {request.method}"
     made = errors.for_status(error.status_code, text)
-    headers = dict(error.headers or {})
-    return Response(made.body, made.status, headers, "application/json")
+    body = of_path(request.url.path).error_body(made)
+    return Response(body, made.status, dict(error.headers or {}), "application/json")
 
 
 async def _internal_error(request: Request, error: Exception) -> Response:
     made = errors.for_status(500, "the gateway failed; its log says why")
-    return Response(made.body, 500, media_type="application/json")
+    return Response(errors.openai_body(made), 500, media_type="application/json")

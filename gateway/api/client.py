@@ -86,7 +86,7 @@ class ClientProtocol(HttpToolsProtocol):
 
     def _refuse(self, status: int, message: str) -> None:
         """An answer to what cannot be made a request of; the connection ends with it."""
-        body = errors.for_status(status, message).body
+        body = errors.openai_body(errors.for_status(status, message))
         self.transport.write(
             b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
             b"connection: close\r\n\r\n%b"

@@ -1,8 +1,9 @@
-"""Errors as OpenAI's clients expect them, mapped once, here."""
+"""Errors as OpenAI's clients and Anthropic's expect them, mapped once, here."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import orjson
 
@@ -12,26 +13,32 @@ from gateway.upstream.errors import ConnectFailed, HeadTimeout, IdleTimeout, Ups
 
 @dataclass(slots=True)
 class ApiError(Exception):
-    """An answer that the gateway gives itself. ``kind`` is OpenAI's ``type``."""
+    """An answer that the gateway gives itself. ``kind`` is OpenAI's ``type``; ``told`` is the
+    worker's own ``error``, where it is told in our words."""
 
     status: int
     kind: str
     message: str
     code: str | None = None
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
+    told: dict[str, Any] | None = None
 
-    @property
-    def body(self) -> bytes:
-        return orjson.dumps(
-            {
-                "error": {
-                    "message": self.message,
-                    "type": self.kind,
-                    "param": None,
-                    "code": self.code,
-                }
-            }
-        )
+
+def openai_body(error: ApiError) -> bytes:
+    said = {"message": error.message, "type": error.kind, "param": None, "code": error.code}
+    return orjson.dumps({"error": error.told or said})
+
+
+_ANTHROPIC_KINDS = {
+    404: "not_found_error", 413: "request_too_large", 503: "overloaded_error",
+    504: "timeout_error",
+}  # fmt: skip
+
+
+def anthropic_body(error: ApiError) -> bytes:
+    kind = "invalid_request_error" if error.status < 500 else "api_error"
+    said = {"type": _ANTHROPIC_KINDS.get(error.status, kind), "message": error.message}
+    return orjson.dumps({"type": "error", "error": said})
 
 
 _KINDS = {
@@ -83,16 +90,17 @@ def stopping() -> ApiError:
     )
 
 
-def told_by_worker(status: int, body: bytes) -> bytes:
-    """A worker's own error on one line, for a stream whose head is out already."""
+def told_by_worker(status: int, body: bytes) -> ApiError:
+    """A worker's own error, for a stream whose head is out already."""
     try:
         error = orjson.loads(body)["error"]
         if isinstance(error, dict):
-            return orjson.dumps({"error": error})
+            message = error.get("message")
+            return ApiError(status, "api_error", str(message or error), told=error)
     except (orjson.JSONDecodeError, KeyError, TypeError):
         pass
     text = body.decode(errors="replace").strip()[:2000] or f"the worker answers {status}"
-    return ApiError(status, "api_error", text).body
+    return ApiError(status, "api_error", text)
 
 
 def upstream_failed(error: UpstreamError) -> ApiError:

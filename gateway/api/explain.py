@@ -31,10 +31,12 @@ async def explained(deps: Deps, headers: wire.Headers, body: bytes) -> dict[str,
     call = wire.parse_call(body)
     if not call.parsed:
         raise errors.for_status(400, "the body is not a JSON object")
-    endpoint = "chat" if "messages" in call.fields else "completions"
-    prompt, fallback = await deps.prompts.read(endpoint, call.fields)
-    session = wire.hints(headers, call.fields).session
-    request = Request(prompt, call.model, call.max_tokens, call.stream, session)
+    fields = call.fields
+    other = "responses" if "input" in fields else "completions"
+    endpoint = "chat" if "messages" in fields else other
+    reading = await deps.prompts.read(endpoint, fields)
+    session = wire.hints(headers, fields).session
+    request = Request(reading.prompt, call.model, call.max_tokens, call.stream, session)
     answer = asdict(explain(deps.router, request, monotonic()))
-    answer["fallback"] = fallback
+    answer["fallback"] = reading.fallback
     return answer

@@ -11,7 +11,7 @@ prompt's prefix cached, if that brings its first token soonest; bodies pass byte
 
 Answers carry `x-gateway-worker`, `x-gateway-predicted-cached-tokens` and `x-request-id` (the
 client's own, if it is made of up to 128 letters, digits, `.`, `_` and `-`). Errors of the gateway
-itself have OpenAI's shape.
+itself have OpenAI's shape, on `/v1/messages` Anthropic's.
 """
 
 _ERROR = {
@@ -26,6 +26,16 @@ _ERROR = {
                 "code": {"type": "string", "nullable": True},
             },
         }
+    },
+}
+_ANTHROPIC_ERROR = {
+    "type": "object",
+    "properties": {
+        "type": {"type": "string", "enum": ["error"]},
+        "error": {
+            "type": "object",
+            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+        },
     },
 }
 _STATUSES = {
@@ -57,6 +67,7 @@ _MESSAGES = {
         "required": ["role"],
     },
 }
+_INPUT = {"description": "Text, or a list of items.", "example": "Once upon a time"}
 _PROMPT = {"description": "Text, token ids, or a list of either.", "example": "Once upon a time"}
 
 
@@ -86,10 +97,15 @@ def describe(schema: dict[str, Any]) -> dict[str, Any]:
     paths["/v1/completions"] = {
         "post": _operation("Text completion", "prompt", _PROMPT, "text_completion")
     }
+    paths["/v1/responses"] = {"post": _operation("Response", "input", _INPUT, "response")}
+    messages = _operation("Message", "messages", _MESSAGES, "message", _ANTHROPIC_ERROR)
+    paths["/v1/messages"] = {"post": {**messages, "tags": ["Anthropic"]}}
     return schema
 
 
-def _operation(summary: str, field: str, shape: dict[str, Any], kind: str) -> dict[str, Any]:
+def _operation(
+    summary: str, field: str, shape: dict[str, Any], kind: str, error: dict[str, Any] = _ERROR
+) -> dict[str, Any]:
     body = {
         "type": "object",
         "properties": {field: shape, **_COMMON},
@@ -104,7 +120,7 @@ def _operation(summary: str, field: str, shape: dict[str, Any], kind: str) -> di
         },
     }
     errors = {
-        status: {"description": text, "content": {"application/json": {"schema": _ERROR}}}
+        status: {"description": text, "content": {"application/json": {"schema": error}}}
         for status, text in _STATUSES.items()
     }
     return {

@@ -9,6 +9,7 @@ from starlette.types import Receive, Scope, Send
 from gateway.api import errors, wire
 from gateway.api.body import discard_body
 from gateway.api.client import ClientProtocol, client_of
+from gateway.api.dialect import Dialect
 from gateway.api.direct import AsgiSender, DirectSender, Sender
 from gateway.core.reservation import Reservation
 
@@ -25,9 +26,10 @@ class Outgoing:
     ``between_events`` is kept by who streams, where heartbeats are wanted: they may not split one.
     """
 
-    def __init__(self, scope: Scope, send: Send, request_id: bytes) -> None:
+    def __init__(self, scope: Scope, send: Send, request_id: bytes, dialect: Dialect) -> None:
         self.client: ClientProtocol | None = client_of(scope)
         self.request_id = request_id
+        self._dialect = dialect
         self.started = False
         self.streaming = False
         self.sent_at = monotonic()
@@ -77,7 +79,7 @@ class Outgoing:
             await self._answer(error, worker)
             return
         if self.streaming:
-            await self.event(error.body)
+            await self.error_event(error)
         self.abandon()
 
     def abandon(self) -> None:
@@ -88,14 +90,16 @@ class Outgoing:
         """Answer at once, and close when the client has stopped sending or had time to."""
         await self._answer(error, "", discard=receive)
 
-    async def event(self, data: bytes) -> None:
-        """One event of ours. The empty line ends one of which only a part had come."""
-        await self.piece(b"\n\ndata: " + data + b"\n\n")
+    async def error_event(self, error: errors.ApiError) -> None:
+        """The empty line ends an event of which only a part had come."""
+        dialect = self._dialect
+        data = dialect.error_line + b"data: " + dialect.error_body(error)
+        await self.piece(b"\n\n" + data + b"\n\n")
 
     async def _answer(
         self, error: errors.ApiError, worker: str, discard: Receive | None = None
     ) -> None:
-        body = error.body
+        body = self._dialect.error_body(error)
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", b"%d" % len(body)),

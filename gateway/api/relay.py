@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 from gateway.api import errors, wire
 from gateway.api.body import ClientGone, ClientWatch, read_body
 from gateway.api.deps import Deps
+from gateway.api.dialect import Dialect
 from gateway.api.direct import DirectSender
 from gateway.api.explain import in_header
 from gateway.api.heartbeat import beating
@@ -29,6 +30,7 @@ from gateway.core.request import Request, Result
 from gateway.core.reservation import Reservation, WorkerId
 from gateway.core.router import NoWorker
 from gateway.observe.record import Outcome, Record
+from gateway.prompt.reader import UNREAD
 from gateway.upstream.errors import ConnectFailed, HeadTimeout, IdleTimeout, UpstreamError
 from gateway.upstream.exchange import Exchange
 
@@ -45,23 +47,25 @@ _MOST_ERROR_BYTES = 64 * 1024
 class Relay:
     """Endpoint for one path that takes a prompt."""
 
-    def __init__(self, deps: Deps, endpoint: str) -> None:
+    def __init__(self, deps: Deps, dialect: Dialect) -> None:
         self._deps = deps
-        self._endpoint = endpoint
+        self._dialect = dialect
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await _Relayed(self._deps, scope, send, self._endpoint).run(receive)
+        await _Relayed(self._deps, self._dialect, scope, send).run(receive)
 
 
 class _Relayed:
     """One request. Its outcome stands in ``record`` before each step that may be its last."""
 
-    def __init__(self, deps: Deps, scope: Scope, send: Send, endpoint: str) -> None:
+    def __init__(self, deps: Deps, dialect: Dialect, scope: Scope, send: Send) -> None:
         self._deps = deps
+        self._dialect = dialect
         self._scope = scope
-        request_id = wire.request_id(scope["headers"], deps.fresh_id())
-        self._out = Outgoing(scope, send, request_id)
-        self.record = Record(monotonic(), endpoint, request_id)
+        identity = wire.request_id(scope["headers"], deps.fresh_id())
+        self._out = Outgoing(scope, send, identity, dialect)
+        self._reading = UNREAD
+        self.record = Record(monotonic(), dialect.endpoint, identity)
 
     async def run(self, receive: Receive) -> None:
         record = self.record
@@ -93,9 +97,9 @@ class _Relayed:
         call = wire.parse_call(body)
         if call.parsed:
             read = self._deps.prompts.read
-            prompt, self.record.fallback = await read(self.record.endpoint, call.fields)
-        else:
-            prompt, self.record.fallback = None, "unparsed"
+            self._reading = await read(self._dialect.endpoint, call.fields)
+        self.record.fallback = self._reading.fallback
+        prompt = self._reading.prompt
         hints = wire.hints(self._scope["headers"], call.fields)
         self._debug = hints.debug
         request = Request(prompt, call.model, call.max_tokens, call.stream, hints.session)
@@ -104,7 +108,7 @@ class _Relayed:
             path += b"?" + self._scope["query_string"]
         headers = wire.to_worker(self._scope["headers"], self._out.request_id)
         target = wire.Target(self._scope["method"].encode(), path, headers)
-        await self._place(request, target, body, withhold=not call.wants_usage)
+        await self._place(request, target, body, self._dialect.adds_usage and not call.wants_usage)
 
     async def _place(
         self, request: Request, target: wire.Target, body: bytes, withhold: bool
@@ -144,7 +148,7 @@ class _Relayed:
             # The head of a stream comes before its prompt is computed, that of an answer after.
             self.record.computed = exchange.status < 400 and kind is not wire.Kind.EVENTS
             if kind is wire.Kind.EVENTS:
-                await self._stream(exchange, reservation, EventStream(withhold))
+                await self._stream(exchange, reservation, EventStream(withhold, self._dialect))
             elif self._out.started:
                 await self._refused_late(exchange)
             else:
@@ -161,7 +165,7 @@ class _Relayed:
 
     async def _answer(self, exchange: Exchange, reservation: Reservation, kind: wire.Kind) -> None:
         """An answer in one body. Its first bytes are awaited before our head goes out."""
-        answer = PlainAnswer()
+        answer = PlainAnswer(self._dialect)
         data = await exchange.read()
         self.record.first_byte_at = monotonic()
         await self._out.head(exchange.status, exchange.headers, kind, reservation)
@@ -186,7 +190,7 @@ class _Relayed:
         while data := await exchange.read():
             body = (body + data)[:_MOST_ERROR_BYTES]
         self._ended(PlainAnswer(), exchange.status)
-        await self._out.event(errors.told_by_worker(exchange.status, body))
+        await self._out.error_event(errors.told_by_worker(exchange.status, body))
         self._out.abandon()
 
     async def _stream(
@@ -266,7 +270,10 @@ class _Relayed:
             self.record.outcome = Outcome.REFUSED if refused else failed
             return
         self.record.answered = True
-        self.record.usage = answer.usage
+        usage = self.record.usage = answer.usage
+        tokens = self._reading.tokens
+        if usage is not None and tokens is not None and usage.prompt_tokens != tokens:
+            self._deps.prompts.answered(self._reading, usage.prompt_tokens)
         self.record.outcome = Outcome.OK if answer.complete else Outcome.UPSTREAM_TRUNCATED
 
 

@@ -11,6 +11,7 @@ from collections import deque
 
 import orjson
 
+from gateway.api.dialect import CHAT, Dialect
 from gateway.api.wire import find_usage
 from gateway.core.request import Usage
 
@@ -20,10 +21,6 @@ NOTHING = b"[]"
 
 _CHOICE = (b'"choices":[{', b'"choices": [{')
 _END = b"\n\n"
-_DONE = b"data: [DONE]"
-_FAILED = b'\ndata: {"error":'
-_LINE_ENDS = (b"", b"\n", b"\r")
-_ABORTED = b'"finish_reason":"abort"'
 TAIL_BYTES = 4096
 MOST_PIECES = 64
 """Of those that pass framed, at least as many bytes as the tail has."""
@@ -41,8 +38,9 @@ class EventStream:
     unless it is ``midway`` in an event; ``framed`` is told of them, framing and all.
     """
 
-    def __init__(self, withhold: bool) -> None:
+    def __init__(self, withhold: bool, dialect: Dialect = CHAT) -> None:
         self._withhold = withhold
+        self._dialect = dialect
         self._tail: list[bytes] = []
         self.framed: deque[bytes] = deque(maxlen=MOST_PIECES)
         self.midway = False
@@ -95,15 +93,14 @@ class EventStream:
         """Whether the worker wrote the end of the stream."""
         last = self._last()
         lines = last.rstrip(b"\r\n")
-        before = lines[: -len(_DONE)][-1:]
-        return len(last) - len(lines) >= 2 and lines.endswith(_DONE) and before in _LINE_ENDS
+        return len(last) - len(lines) >= 2 and self._dialect.ends(lines)
 
     @property
     def complete(self) -> bool:
-        """Whether the answer is whole: vLLM also writes ``[DONE]`` when it was stopped (the finish
-        reason is ``abort``) and when its engine died (an error is the last event)."""
+        """Whether the answer is whole: vLLM also ends its streams when it was stopped, and when
+        its engine died."""
         last = b"\n" + self._last()
-        return self.ended and _ABORTED not in last and _FAILED not in last
+        return self.ended and not any(mark in last for mark in self._dialect.broken)
 
     @property
     def between_events(self) -> bool:
@@ -189,7 +186,8 @@ were asked for. Were that more, the answer would count as one without usage."""
 class PlainAnswer:
     """An answer in one JSON body: everything passes, its end is kept to read the usage."""
 
-    def __init__(self) -> None:
+    def __init__(self, dialect: Dialect = CHAT) -> None:
+        self._mark = dialect.aborted
         self._tail: deque[bytes] = deque()
         self._tail_bytes = 0
         self._aborted = False
@@ -197,8 +195,8 @@ class PlainAnswer:
 
     def feed(self, data: bytes) -> bytes:
         joined = self._edge + data
-        self._aborted |= _ABORTED in joined
-        self._edge = joined[-len(_ABORTED) :]
+        self._aborted |= self._mark in joined
+        self._edge = joined[-len(self._mark) :]
         kept = data[-_PLAIN_TAIL_BYTES:]
         self._tail.append(kept)
         self._tail_bytes += len(kept)

@@ -62,15 +62,18 @@ def parse_call(body: bytes) -> Call:
         return Call({}, parsed=False)
     model = fields.get("model")
     options = fields.get("stream_options")
-    limit = _count(fields.get("max_completion_tokens"))
+    limits = (fields.get(name) for name in _LIMITS)
     return Call(
         fields,
         parsed=True,
         model=model if isinstance(model, str) else None,
         stream=fields.get("stream") is True,
         wants_usage=isinstance(options, dict) and options.get("include_usage") is True,
-        max_tokens=_count(fields.get("max_tokens")) if limit is None else limit,
+        max_tokens=next((count for limit in limits if (count := _count(limit)) is not None), None),
     )
+
+
+_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 
 
 def _count(value: object) -> int | None:
@@ -79,9 +82,11 @@ def _count(value: object) -> int | None:
 
 
 def parse_usage(usage: object) -> Usage | None:
-    """Counts from an OpenAI ``usage`` object; None if it is not one."""
+    """Counts from a ``usage`` object; None if it is not one."""
     if not isinstance(usage, dict):
         return None
+    if "input_tokens" in usage:
+        return _input_usage(usage)
     prompt, completion = (
         _count(usage.get("prompt_tokens")),
         _count(usage.get("completion_tokens", 0)),
@@ -91,6 +96,19 @@ def parse_usage(usage: object) -> Usage | None:
     details = usage.get("prompt_tokens_details")
     cached = _count(details.get("cached_tokens")) if isinstance(details, dict) else None
     return Usage(prompt, completion, cached)
+
+
+def _input_usage(usage: dict[str, Any]) -> Usage | None:
+    """Of a response, or of Anthropic's messages: these leave cached tokens out of the input."""
+    given, completion = _count(usage["input_tokens"]), _count(usage.get("output_tokens", 0))
+    if given is None or completion is None:
+        return None
+    details = usage.get("input_tokens_details")
+    if isinstance(details, dict):
+        return Usage(given, completion, _count(details.get("cached_tokens")))
+    cached = _count(usage.get("cache_read_input_tokens"))
+    made = _count(usage.get("cache_creation_input_tokens"))
+    return Usage(given + (cached or 0) + (made or 0), completion, cached)
 
 
 def find_usage(tail: bytes) -> Usage | None:

@@ -70,10 +70,12 @@ class PrefixIndex:
     ) -> None:
         """A prompt's answer has ended: the engine frees its blocks now, so that they are its most
         recently used ones. Behind them the cache goes on up to ``end_tokens``."""
+        if not chain.hashes:
+            return
         held = self._held[worker_id]
         held.touch(chain)
         blocks_end = len(chain.hashes) * chain.block_tokens
-        if chain.hashes and end_tokens > blocks_end:
+        if end_tokens > blocks_end:
             held.credit(chain.hashes[-1], end_tokens, end_tokens - blocks_end)
         held.evict(capacity_tokens, self._share)
 

@@ -35,6 +35,7 @@ class Sources:
     connections: Callable[[], Mapping[str, tuple[int, int]]]
     starts: Callable[[], Mapping[str, int]]
     prompt_modes: Callable[[], Mapping[str, str]]
+    token_mismatches: Callable[[], Mapping[str, int]]
     cache_ratio: Callable[[str], float | None]
 
 
@@ -51,6 +52,9 @@ class StateCollector(Collector):
         yield from self._caches(workers)
         yield from self._engines(workers)
         yield from self._connections()
+        yield from self._prompts()
+
+    def _prompts(self) -> Iterator[Metric]:
         modes = GaugeMetricFamily(
             "gateway_prompt_mode", "1 for the way prompts are read", labels=("model", "mode")
         )
@@ -62,6 +66,14 @@ class StateCollector(Collector):
             "Requests of a known session of which no worker had even the first block",
             value=self._sources.router.sessions.diverged,
         )
+        mismatches = CounterMetricFamily(
+            "gateway_prompt_token_mismatches",
+            "Probes, answers and samples whose prompt tokens were not those read here",
+            labels=("model",),
+        )
+        for model, count in self._sources.token_mismatches().items():
+            mismatches.add_metric((model,), count)
+        yield mismatches
 
     def _load(self, workers: Iterable[Worker], now: float) -> Iterator[Metric]:
         yield _gauge(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import orjson
 from tokenizers import Tokenizer
 
 from gateway.core.blocks import token_bytes
-from gateway.prompt.chat_template import ChatTemplate, TemplateFailed
+from gateway.prompt.chat_template import ChatTemplate, ContentFormat, TemplateFailed
+from gateway.prompt.conversation import Conversation
 
 
 class TokenizerMissing(Exception):
@@ -19,10 +21,15 @@ class TokenizerMissing(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ModelTokenizer:
-    """Token ids for text and for conversations; ``template`` is None if the model has none."""
+    """Token ids for text and for conversations; ``template`` is None if the model has none, and
+    ``tool_template`` if conversations with tools have no other. ``content`` is what a template is
+    given as a message's text, ``defaults`` are variables that a request may override."""
 
     tokenizer: Tokenizer
     template: ChatTemplate | None
+    tool_template: ChatTemplate | None = None
+    content: ContentFormat = "string"
+    defaults: Mapping[str, Any] = field(default_factory=dict)
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
@@ -38,16 +45,22 @@ class ModelTokenizer:
         at = next(i for i in range(len(whole)) if whole[i : i + len(inner)] == inner)
         return token_bytes(whole[:at]), token_bytes(whole[at + len(inner) :])
 
-    def render(self, messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:
-        """Raises TemplateFailed."""
-        if self.template is None:
+    def render(self, conversation: Conversation) -> str:
+        """Raises TemplateFailed, and NotExact for what only the worker knows."""
+        with_tools = conversation.tools is not None and self.tool_template is not None
+        template = self.tool_template if with_tools else self.template
+        if template is None:
             raise TemplateFailed("the model has no chat template")
-        return self.template.render(messages, add_generation_prompt)
+        if self.defaults:
+            seen = {**self.defaults, **conversation.variables}
+            conversation = replace(conversation, variables=seen)
+        return template.render(conversation, self.content)
 
 
-def load_tokenizer(folder: Path, chat_template: Path | None) -> ModelTokenizer:
-    """Read ``tokenizer.json`` and the chat template: the given file, else
-    ``chat_template.jinja``, else ``chat_template`` of ``tokenizer_config.json``.
+def load_tokenizer(folder: Path, chat_template: Path | str | None) -> ModelTokenizer:
+    """Read ``tokenizer.json`` and the chat template: the given one (a file, or its text), else
+    ``chat_template.jinja``, else ``chat_template`` of ``tokenizer_config.json``, which may name a
+    template of its own for tools.
 
     Raises TokenizerMissing.
     """
@@ -63,25 +76,36 @@ def load_tokenizer(folder: Path, chat_template: Path | None) -> ModelTokenizer:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     config = _read_json(folder / "tokenizer_config.json")
-    source = _template_source(folder, chat_template, config)
-    if source is None:
-        return ModelTokenizer(tokenizer, None)
+    special = _special_tokens(config)
     try:
-        return ModelTokenizer(tokenizer, ChatTemplate(source, _special_tokens(config)))
+        made = {
+            name: ChatTemplate(source, special)
+            for name, source in _template_sources(folder, chat_template, config).items()
+        }
     except TemplateFailed as error:
         raise TokenizerMissing(f"the chat template cannot be read: {error}") from error
+    return ModelTokenizer(tokenizer, made.get("default"), made.get("tool_use"))
 
 
-def _template_source(
-    folder: Path, chat_template: Path | None, config: dict[str, Any]
-) -> str | None:
+def _template_sources(
+    folder: Path, chat_template: Path | str | None, config: dict[str, Any]
+) -> dict[str, str]:
+    if isinstance(chat_template, str):
+        return {"default": chat_template}
+    if chat_template is not None and not chat_template.is_file():
+        raise TokenizerMissing(f"{chat_template}: no such chat template")
     for path in (chat_template, folder / "chat_template.jinja"):
         if path is not None and path.is_file():
-            return _read_text(path)
-        if path is not None and path is chat_template:
-            raise TokenizerMissing(f"{path}: no such chat template")
+            return {"default": _read_text(path)}
     source = config.get("chat_template")
-    return source if isinstance(source, str) else None
+    if isinstance(source, str):
+        return {"default": source}
+    named = source if isinstance(source, list) else []
+    return {
+        str(one["name"]): one["template"]
+        for one in named
+        if isinstance(one, dict) and isinstance(one.get("template"), str) and "name" in one
+    }
 
 
 def _read_text(path: Path) -> str:

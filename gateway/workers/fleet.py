@@ -47,7 +47,7 @@ class Every:
 
 @dataclass(slots=True, eq=False)
 class Watched:
-    """One worker of the fleet; ``task`` watches its present process."""
+    """One worker of the fleet; ``task`` watches its present process, over ``client``."""
 
     id: WorkerId
     scrape: Scrape | None = None
@@ -59,6 +59,7 @@ class Watched:
     answers: int = 0
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
+    client: WorkerClient | None = None
 
 
 class Fleet:
@@ -124,7 +125,7 @@ class Fleet:
         self._router.new_generation(watched.id, Loss.STARTED)
 
     async def _watch(self, watched: Watched, url: str) -> None:
-        client = WorkerClient(url)
+        client = watched.client = WorkerClient(url)
         try:
             while True:
                 try:
@@ -135,6 +136,8 @@ class Fleet:
                     log.exception("watching worker %s failed; it goes on", watched.id)
                 await self._pause(watched)
         finally:
+            if watched.client is client:
+                watched.client = None
             await client.close()
 
     async def _pause(self, watched: Watched) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from gateway.workers.devices import split
 from gateway.workers.ports import LOOPBACK
+from gateway.workers.prompt_options import given_options, with_whole_paths
 
 DEFAULT_CPU_WORKERS = 2
 GC_PLUGIN = "gateway_gc_pauses"
@@ -100,7 +101,7 @@ def plan_gpu_workers(
 
     `gpus` are names as in CUDA_VISIBLE_DEVICES, `environment` is ours. Raises LaunchError.
     """
-    each = _processes_per_worker(_given(request.vllm_args))
+    each = _processes_per_worker(given_options(request.vllm_args))
     if len(gpus) % each:
         raise LaunchError(
             f"the parallel sizes ask for {each} GPUs per worker, which {len(gpus)} GPUs do not give"
@@ -124,7 +125,7 @@ def plan_cpu_workers(
     request: LaunchRequest, shares: Sequence[Sequence[int]], environment: Mapping[str, str]
 ) -> list[LaunchPlan]:
     """One worker for each share of the processor ids. Raises LaunchError."""
-    given = _given(request.vllm_args)
+    given = given_options(request.vllm_args)
     each = _processes_per_worker(given)
     places = []
     for index, share in enumerate(shares):
@@ -156,7 +157,7 @@ def _plans(
     defaults: dict[str, str],
     environment: Mapping[str, str],
 ) -> list[LaunchPlan]:
-    given = _given(request.vllm_args)
+    given = given_options(request.vllm_args)
     _refuse(given)
     if request.max_num_seqs is not None:
         defaults["--max-num-seqs"] = str(request.max_num_seqs)
@@ -166,7 +167,7 @@ def _plans(
         *(sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server"),
         *("--model", _absolute(request.model)),
         *_ours(defaults, given),
-        *request.vllm_args,
+        *with_whole_paths(request.vllm_args),
     )
     first_range = os.getpid()
     return [
@@ -202,18 +203,6 @@ def _ours(defaults: Mapping[str, str], given: Mapping[str, str]) -> list[str]:
         if name not in given and opposite not in given:
             ours += [name, value] if value else [name]
     return ours
-
-
-def _given(arguments: Sequence[str]) -> dict[str, str]:
-    """The options among vLLM's arguments, in its own spelling, each with what follows it."""
-    given: dict[str, str] = {}
-    for argument, following in zip(arguments, [*arguments, ""][1:], strict=True):
-        if argument.startswith("-"):
-            name, equals, value = argument.partition("=")
-            if name.startswith("--"):
-                name = name.replace("_", "-")
-            given[name] = value if equals else following
-    return given
 
 
 def _refuse(given: Mapping[str, str]) -> None:

@@ -12,11 +12,13 @@ _ANSWER_SECONDS = 5.0
 
 
 class ProbeFailed(Exception):
-    """The worker did not answer as asked; ``unreachable`` if no connection could be made."""
+    """The worker did not answer as asked; ``unreachable`` if no connection could be made, and
+    ``refused`` if it answered that it will not, a 4xx."""
 
-    def __init__(self, why: str, unreachable: bool = False) -> None:
+    def __init__(self, why: str, unreachable: bool = False, refused: bool = False) -> None:
         super().__init__(why)
         self.unreachable = unreachable
+        self.refused = refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +70,14 @@ class WorkerClient:
             seqs if isinstance(seqs, int) else None, tokens if isinstance(tokens, int) else None
         )
 
-    async def tokenize(self, body: dict[str, Any]) -> list[int]:
-        """Token ids from ``POST /tokenize``; raises ProbeFailed."""
-        answer = await self._ask("POST", "/tokenize", body)
+    async def tokenize(self, body: dict[str, Any]) -> list[int] | None:
+        """Token ids from ``POST /tokenize``, None where it refuses the body; raises ProbeFailed."""
+        try:
+            answer = await self._ask("POST", "/tokenize", body)
+        except ProbeFailed as error:
+            if error.refused:
+                return None
+            raise
         tokens = _json(answer).get("tokens")
         if not isinstance(tokens, list):
             raise ProbeFailed("/tokenize gave no tokens")
@@ -87,7 +94,8 @@ class WorkerClient:
         except httpx.HTTPError as error:
             raise ProbeFailed(f"{path}: {type(error).__name__} {error}".rstrip()) from error
         if answer.status_code != 200:
-            raise ProbeFailed(f"{path} answers {answer.status_code}")
+            refused = 400 <= answer.status_code < 500
+            raise ProbeFailed(f"{path} answers {answer.status_code}", refused=refused)
         return answer
 
 

@@ -19,6 +19,9 @@ Framing = Literal["chunked", "length", "eof", "none"]
 ANSWER_KEPT_BYTES = 1 << 20
 
 
+INFERENCE = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
+
+
 @dataclass(eq=False)
 class Received:
     """One request as its bytes came in. Times are `time.monotonic()` seconds."""
@@ -41,7 +44,7 @@ class Received:
 
     @property
     def is_inference(self) -> bool:
-        return self.path in ("/v1/chat/completions", "/v1/completions")
+        return self.path in INFERENCE
 
     def values(self, name: str) -> list[str]:
         wanted = name.lower().encode()

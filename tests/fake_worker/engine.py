@@ -43,6 +43,8 @@ def prompts_of(body: dict[str, Any]) -> list[list[bytes]]:
     if "messages" in body:
         return [tokens_of(render(body))]
     prompt = body.get("prompt", "")
+    if "input" in body:
+        prompt = body["input"] if isinstance(body["input"], str) else json.dumps(body["input"])
     if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
         return [tokens_of(each) for each in prompt]
     return [tokens_of(prompt)]

@@ -12,11 +12,18 @@ from typing import Any
 from tests.fake_worker.connection import Connection, Headers, Received, Writer
 from tests.fake_worker.engine import Engine
 from tests.fake_worker.openai_json import CREATED, Generation, dump, error, error_event
+from tests.fake_worker.other_json import Message, Response
 from tests.fake_worker.script import SCRIPT_HEADER, Script
 
 JSON: Headers = [(b"content-type", b"application/json")]
 EVENT_STREAM: Headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
 PLAIN_PIECE_BYTES = 64 * 1024
+SHAPES: dict[str, type[Generation]] = {
+    "/v1/chat/completions": Generation,
+    "/v1/completions": Generation,
+    "/v1/messages": Message,
+    "/v1/responses": Response,
+}
 
 __all__ = ["FakeServer", "Received"]
 
@@ -108,7 +115,7 @@ class FakeServer:
                 return 200, JSON, dump(self.tokenize(json.loads(received.body)))
             case "/server_info" if self.server_info:
                 return 200, JSON, dump(self.server_info)
-            case "/v1/chat/completions" | "/v1/completions":
+            case path if path in SHAPES:
                 return 405, JSON, error("Method Not Allowed", 405, "MethodNotAllowed")
             case _:
                 return 404, JSON, error("Not Found", 404, "NotFoundError")
@@ -135,7 +142,7 @@ class FakeServer:
         writer = Writer(connection, script, received)
         self.engine.running += 1
         try:
-            await self._play(script, writer, received.body)
+            await self._play(script, writer, received)
         except Cut:
             connection.reset() if script.cut == "rst" else connection.close()
         except (asyncio.CancelledError, ConnectionResetError):
@@ -154,7 +161,8 @@ class FakeServer:
                 return Script(status=500, body=f"bad script: {exc}")
         return self.once.popleft() if self.once else self.default
 
-    async def _play(self, script: Script, writer: Writer, raw: bytes) -> None:
+    async def _play(self, script: Script, writer: Writer, received: Received) -> None:
+        raw = received.body
         if script.hold:
             await asyncio.Event().wait()
         await self._phase(script, "head", script.head_delay_seconds)
@@ -169,7 +177,7 @@ class FakeServer:
             await self._plain(script, writer, status, answer)
             return
         body = json.loads(raw)
-        generation = self._generation(script, body)
+        generation = self._generation(script, body, SHAPES[received.path])
         if body.get("stream"):
             await self._stream(script, writer, body, generation)
         else:
@@ -200,11 +208,14 @@ class FakeServer:
             return 400, error(message, 400, "BadRequestError", "max_tokens")
         return None
 
-    def _generation(self, script: Script, body: dict[str, Any]) -> Generation:
+    def _generation(
+        self, script: Script, body: dict[str, Any], shape: type[Generation]
+    ) -> Generation:
         chat = "messages" in body
-        limit = body.get("max_completion_tokens") or body.get("max_tokens") or 8
+        limits = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+        limit = next((body[name] for name in limits if body.get(name)), 8)
         prompt_tokens, cached_tokens = self.engine.prefill(body)
-        return Generation(
+        return shape(
             id=("chatcmpl-" if chat else "cmpl-") + f"{next(self._numbers):08x}",
             model=self.engine.model,
             chat=chat,
@@ -244,7 +255,9 @@ class FakeServer:
         if script.usage is False:
             wanted = continuous = False
         events = generation.events(wanted, continuous)
-        if script.error_event:
+        if script.error_event and isinstance(generation, Message):
+            events = [*events[:2], generation.failed()]
+        elif script.error_event:
             failed = error_event("EngineCore died", 500, "InternalServerError")
             events = [*events[:2], failed, events[-1]]
         if script.events is not None:

@@ -20,7 +20,7 @@ from gateway.upstream.errors import (
 
 
 def said(error: errors.ApiError) -> dict[str, object]:
-    body = json.loads(error.body)
+    body = json.loads(errors.openai_body(error))
     assert set(body) == {"error"}
     assert set(body["error"]) == {"message", "type", "param", "code"}
     return body["error"]
@@ -88,3 +88,43 @@ def test_a_stopping_gateway_says_so() -> None:
 
 def test_any_text_is_json() -> None:
     assert said(errors.for_status(400, 'a "b"\n\0é'))["message"] == 'a "b"\n\0é'
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (400, "invalid_request_error"),
+        (404, "not_found_error"),
+        (405, "invalid_request_error"),
+        (413, "request_too_large"),
+        (500, "api_error"),
+        (502, "api_error"),
+        (503, "overloaded_error"),
+        (504, "timeout_error"),
+    ],
+)
+def test_anthropic_s_clients_get_their_own_shape(status: int, kind: str) -> None:
+    body = json.loads(errors.anthropic_body(errors.for_status(status, "why")))
+    assert body == {"type": "error", "error": {"type": kind, "message": "why"}}
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b'{"error":{"message":"m","type":"t","code":400}}', "m"),
+        (b'{"type":"error","error":{"type":"t","message":"m"}}', "m"),
+        (b'{"error":{"type":"t"}}', "{'type': 't'}"),
+        (b'{"error":"text"}', '{"error":"text"}'),
+        (b"not JSON \xff", "not JSON \ufffd"),
+        (b"", "the worker answers 418"),
+    ],
+)
+def test_a_worker_s_own_error_is_told_again(body: bytes, message: str) -> None:
+    error = errors.told_by_worker(418, body)
+    told = json.loads(errors.openai_body(error))["error"]
+    if b'"error":{' in body:
+        assert told == json.loads(body)["error"]
+    else:
+        assert told["message"] == message
+    anthropic = json.loads(errors.anthropic_body(error))["error"]
+    assert anthropic == {"type": "invalid_request_error", "message": message}

@@ -61,10 +61,12 @@ class NaiveLru:
     def answered(
         self, prompt: Prompt, block_size: int, capacity: tuple[int, int], end_tokens: int
     ) -> None:
-        self._touch(prompt, block_size)
         wanted = keys(prompt, block_size)
+        if not wanted:
+            return
+        self._touch(prompt, block_size)
         blocks_end = len(wanted) * block_tokens(prompt, block_size)
-        if wanted and end_tokens > blocks_end:
+        if end_tokens > blocks_end:
             self.credits[wanted[-1]] = (end_tokens, end_tokens - blocks_end)
         self._evict(*capacity)
 

@@ -35,6 +35,7 @@ def exposed(router: Router, **sources: Callable[..., Any]) -> Samples:
         "connections": dict,
         "starts": dict,
         "prompt_modes": dict,
+        "token_mismatches": dict,
         "cache_ratio": lambda worker: None,
     }
     registry = CollectorRegistry()

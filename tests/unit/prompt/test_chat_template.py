@@ -5,13 +5,15 @@ from datetime import datetime
 import pytest
 
 from gateway.prompt.chat_template import ChatTemplate, TemplateFailed
+from gateway.prompt.conversation import Conversation
 from tests.unit.prompt.tiny import TEMPLATE
 
 USER = [{"role": "user", "content": "Hi"}]
 
 
 def render(source: str, messages: list[dict[str, str]] = USER, begin: bool = False) -> str:
-    return ChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"}).render(messages, begin)
+    template = ChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"})
+    return template.render(Conversation(list(messages), begins=begin), "string")
 
 
 def test_a_conversation_is_rendered() -> None:

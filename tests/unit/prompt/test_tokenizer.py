@@ -1,15 +1,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gateway.prompt.chat_template import TemplateFailed
+from gateway.prompt.conversation import Conversation
 from gateway.prompt.tokenizer import ModelTokenizer, TokenizerMissing, load_tokenizer
 from tests.unit.prompt.tiny import BEGIN, BOS, END, TEMPLATE, model_folder
 
-USER = [{"role": "user", "content": "Hi"}]
+SAID = Conversation([{"role": "user", "content": "Hi"}], begins=False)
 
 
 def load(folder: Path, template: Path | None = None, **config: object) -> ModelTokenizer:
@@ -41,25 +43,44 @@ def test_special_words_are_single_tokens(tmp_path: Path) -> None:
 
 def test_the_template_of_the_config_is_taken(tmp_path: Path) -> None:
     local = load(tmp_path, chat_template=TEMPLATE)
-    assert local.render(USER, False) == "<|im_start|>user\nHi<|im_end|>\n"
+    assert local.render(SAID) == "<|im_start|>user\nHi<|im_end|>\n"
 
 
 def test_a_template_of_its_own_file_goes_before_the_config(tmp_path: Path) -> None:
     model_folder(tmp_path)
     (tmp_path / "chat_template.jinja").write_text("own é", encoding="utf-8")
-    assert load(tmp_path, chat_template=TEMPLATE).render(USER, False) == "own é"
+    assert load(tmp_path, chat_template=TEMPLATE).render(SAID) == "own é"
     given = tmp_path / "given.jinja"
     given.write_text("given")
-    assert load(tmp_path, given, chat_template=TEMPLATE).render(USER, False) == "given"
+    assert load(tmp_path, given, chat_template=TEMPLATE).render(SAID) == "given"
 
 
-@pytest.mark.parametrize("template", [None, [{"name": "default", "template": "x"}], 5])
+@pytest.mark.parametrize("template", [None, [{"name": "rag", "template": "x"}, {"name": 5}], 5])
 def test_a_model_without_a_template_refuses_conversations(tmp_path: Path, template: object) -> None:
     local = load(tmp_path, chat_template=template)
     assert local.template is None
     with pytest.raises(TemplateFailed, match="no chat template"):
-        local.render(USER, False)
+        local.render(SAID)
     assert local.encode("a", False)
+
+
+def test_a_template_of_its_own_for_tools(tmp_path: Path) -> None:
+    named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]
+    local = load(tmp_path, chat_template=named)
+    assert local.render(SAID) == "plain"
+    for tools in ([], [{"type": "function"}]):
+        assert local.render(replace(SAID, tools=tools)) == "tools"
+
+
+def test_a_template_given_as_text(tmp_path: Path) -> None:
+    local = load_tokenizer(model_folder(tmp_path, chat_template=TEMPLATE), "{{ 'given' }}")
+    assert local.render(SAID) == "given"
+
+
+def test_variables_that_the_worker_sets_itself(tmp_path: Path) -> None:
+    local = replace(load(tmp_path, chat_template="{{ a }}{{ b }}"), defaults={"a": 1, "b": 2})
+    assert local.render(SAID) == "12"
+    assert local.render(replace(SAID, variables={"b": 3})) == "13"
 
 
 def test_special_tokens_are_text_or_objects(tmp_path: Path) -> None:
@@ -71,7 +92,7 @@ def test_special_tokens_are_text_or_objects(tmp_path: Path) -> None:
         other="x",
         chat_template="{{ bos_token }}{{ eos_token }}{{ pad_token }}{{ other }}",
     )
-    assert local.render(USER, False) == "<s></s>"
+    assert local.render(SAID) == "<s></s>"
 
 
 def test_a_folder_without_a_config_is_enough(tmp_path: Path) -> None:
