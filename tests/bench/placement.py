@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import statistics
 from pathlib import Path
+from statistics import median
 from time import monotonic, thread_time
 
 import uvloop
@@ -19,17 +19,17 @@ from gateway.core.reservation import WorkerId
 from gateway.core.router import Router
 from gateway.core.worker import Engine
 from gateway.prompt.memo import holds
-from gateway.prompt.reader import Prompts
+from gateway.prompt.reader import ExactModel, Prompts
 from gateway.prompt.tokenizer import load_tokenizer
+from gateway.prompt.trust import Trust
 from gateway.prompt.verify import TEXTS
-from tests.bench.figures import CannotMeasure
+from tests.bench.figures import CannotMeasure, Figure, as_json, print_figures
 from tests.documents import document
 
 MODEL = Path(".models/SmolLM2-135M-Instruct")
-ROUNDS = 300
+ROUNDS, LONG_ROUNDS = 300, 30
 BLOCK_SIZE, CAPACITY_BLOCKS = 16, 200_000
-SIZES = {"6,000 tokens": 6_000, "128,000 tokens": 128_000}
-WORKERS = {"2 workers": 2, "1,000 workers": 1_000}
+SHORT, LONG = 6_000, 128_000
 
 
 def measure() -> dict[str, object]:
@@ -37,42 +37,55 @@ def measure() -> dict[str, object]:
     if not MODEL.is_dir():
         raise CannotMeasure(f"there is no {MODEL}; make model")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_measure())
+        figures = runner.run(_measure())
+    print_figures(figures)
+    return {"figures": as_json(figures)}
 
 
-async def _measure() -> dict[str, object]:
+async def _measure() -> list[Figure]:
     prompts = Prompts()
     tokenizer = load_tokenizer(MODEL, None)
-    prompts.use_exact("m", tokenizer, holds(tokenizer, list(TEXTS.values())))
-    found: dict[str, object] = {}
+    by_pieces = holds(tokenizer, list(TEXTS.values()))
+    prompts.use_exact("m", ExactModel(tokenizer, Trust(), by_pieces))
     try:
-        for size, tokens in SIZES.items():
-            text = _text(tokens)
-            for fleet, workers in WORKERS.items():
-                router = _router(workers)
-                rounds = ROUNDS if tokens < 10_000 else ROUNDS // 10
-                took = [await _place(router, prompts, text, i) for i in range(rounds)][2:]
-                figures = {"p50_ms": statistics.median(took), "p99_ms": _p99(took)}
-                found[f"{size}, {fleet}"] = {k: round(v, 3) for k, v in figures.items()}
+        short, _ = await _rounds(prompts, 2, SHORT, ROUNDS)
+        long, _ = await _rounds(prompts, 2, LONG, LONG_ROUNDS)
+        _, many = await _rounds(prompts, 1_000, LONG, LONG_ROUNDS)
     finally:
         prompts.close()
-    return found
+    text = "text to decision, known prefix"
+    return [
+        Figure(f"{SHORT:,} tokens, {text}: p50", median(short), "<=", 0.3, "ms"),
+        Figure(f"{SHORT:,} tokens, {text}: p99", _p99(short), "<=", 1, "ms"),
+        Figure(f"{LONG:,} tokens, {text}: p50", median(long), "<=", 3, "ms"),
+        Figure(f"{LONG:,} tokens, 1,000 workers, decision: p50", median(many), "<", 5, "ms"),
+    ]
 
 
-async def _place(router: Router, prompts: Prompts, text: str, number: int) -> float:
+async def _rounds(
+    prompts: Prompts, workers: int, tokens: int, rounds: int
+) -> tuple[list[float], list[float]]:
+    """From the body to the decision, and the decision alone."""
+    router, text = _router(workers), _text(tokens)
+    took = [await _place(router, prompts, text, number) for number in range(rounds)][2:]
+    return [whole for whole, _ in took], [decision for _, decision in took]
+
+
+async def _place(router: Router, prompts: Prompts, text: str, number: int) -> tuple[float, float]:
     """Milliseconds of this thread's own time: a new question is tokenised in another one."""
     content = f"{text}\n\nQuestion {number}: what is it about?"
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": content}]}).encode()
     began = thread_time()
     call = parse_call(body)
-    prompt, fallback = await prompts.read("chat", call.fields)
-    now = monotonic()
+    reading = await prompts.read("chat", call.fields)
+    prompt = reading.prompt
+    read, now = thread_time(), monotonic()
     reservation = router.admit(Request(prompt, call.model, call.max_tokens, False), now)
-    took = thread_time() - began
-    assert prompt is not None and prompt.exact, fallback
+    ended = thread_time()
+    assert prompt is not None and prompt.exact, reading.fallback
     usage = Usage(prompt.prompt_tokens, 8, reservation.cached_tokens)
     router.settle(reservation, Result(usage), now + 0.1)
-    return took * 1e3
+    return (ended - began) * 1e3, (ended - read) * 1e3
 
 
 def _router(workers: int) -> Router:

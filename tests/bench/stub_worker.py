@@ -4,7 +4,8 @@
 
 It takes a free loopback port and prints it. A POST with "stream": true gets events that each carry
 the CLOCK_MONOTONIC time they were due at; any other POST one completion, or `--plain-bytes` of
-filling that go out as fast as they are read. GET /sent tells how many events have been sent.
+filling that go out as fast as they are read. GET /sent tells how many events have been sent. With
+`--model-folder` it serves that model's `/tokenize`, so that prompts are read as exact tokens.
 """
 
 from __future__ import annotations
@@ -14,10 +15,15 @@ import asyncio
 import json
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import cast
 
 import httptools
 import uvloop
+
+from gateway.prompt.chat_template import TemplateFailed
+from gateway.prompt.conversation import NotExact, read_conversation
+from gateway.prompt.tokenizer import ModelTokenizer, load_tokenizer
 
 DUE_MARK = b'"due_ns":"'
 DUE_DIGITS = 20
@@ -100,7 +106,31 @@ class Stub:
     first_seconds: float  # from a streamed request to its first event; its head goes out at once
     plain_seconds: float  # from a plain request to its answer
     plain_bytes: int  # 0: a completion
+    model_folder: Path | None = None
     sent: int = 0
+
+    def __post_init__(self) -> None:
+        self.fixed = dict(FIXED)
+        self._model: ModelTokenizer | None = None
+        if self.model_folder is not None:
+            self._model = load_tokenizer(self.model_folder, None)
+            root = b'"root":"%s","owned_by"' % str(self.model_folder.resolve()).encode()
+            self.fixed[b"/v1/models"] = _whole(MODELS.replace(b'"owned_by"', root))
+
+    def tokenize(self, body: bytes) -> bytes:
+        """What vLLM answers; 404 without a model, 400 where its template refuses."""
+        fields = json.loads(body)
+        if self._model is None:
+            return NOT_FOUND
+        if "prompt" in fields:
+            ids = self._model.encode(fields["prompt"], fields.get("add_special_tokens", True))
+            return _whole(json.dumps({"tokens": ids, "count": len(ids)}).encode())
+        try:
+            conversation = read_conversation(fields, False)
+            ids = self._model.encode(self._model.render(conversation), conversation.special)
+        except (TemplateFailed, NotExact):
+            return _whole(b"{}", status=b"400 Bad Request")
+        return _whole(json.dumps({"tokens": ids, "count": len(ids)}).encode())
 
 
 class Connection(asyncio.Protocol):
@@ -152,7 +182,9 @@ class Connection(asyncio.Protocol):
         if path == b"/sent":
             self._transport.write(_whole(b"%d" % self._stub.sent))
         elif self._parser.get_method() == b"GET":
-            self._transport.write(FIXED.get(path, NOT_FOUND))
+            self._transport.write(self._stub.fixed.get(path, NOT_FOUND))
+        elif path == b"/tokenize":
+            self._transport.write(self._stub.tokenize(self._body))
         elif path not in (b"/v1/chat/completions", b"/v1/completions"):
             self._transport.write(NOT_FOUND)
         elif b'"stream":true' in self._body or b'"stream": true' in self._body:
@@ -208,10 +240,10 @@ def main() -> None:
     parser.add_argument("--first-seconds", type=float, default=0)
     parser.add_argument("--plain-seconds", type=float, default=0)
     parser.add_argument("--plain-bytes", type=int, default=0)
-    asked = parser.parse_args()
-    gap_ns = int(asked.gap_seconds * SECOND_NS)
-    stub = Stub(asked.chunks, gap_ns, asked.first_seconds, asked.plain_seconds, asked.plain_bytes)
-    uvloop.run(serve(stub))
+    parser.add_argument("--model-folder", type=Path)
+    asked = vars(parser.parse_args())
+    gap_ns = int(asked.pop("gap_seconds") * SECOND_NS)
+    uvloop.run(serve(Stub(gap_ns=gap_ns, **asked)))
 
 
 if __name__ == "__main__":
