@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from gateway.core.prediction import UNKNOWN, Prediction
 from gateway.core.worker import Worker
 
 _TIE = 0.1
@@ -31,6 +32,7 @@ class Candidate(NamedTuple):
     uncached_tokens: int
     prefill_seconds: float
     pending_seconds: float
+    prediction: Prediction = UNKNOWN
 
 
 class Fleet(NamedTuple):

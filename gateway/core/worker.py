@@ -13,6 +13,7 @@ from gateway.core.belief import Belief
 from gateway.core.blocks import Chain
 from gateway.core.cost import Estimates
 from gateway.core.held_blocks import Stored
+from gateway.core.prediction import UNKNOWN, Expected, Prediction
 
 WorkerId = NewType("WorkerId", str)
 
@@ -47,7 +48,8 @@ class Cost(NamedTuple):
 class Reservation:
     """What one placed request holds on its worker, from ``admit`` to ``settle``.
 
-    ``prefill_end`` is the estimated time of its first token, in the caller's clock.
+    ``prefill_end`` is the estimated time of its first token, in the caller's clock. ``expected``
+    is None where the worker's events are not followed.
     """
 
     worker_id: WorkerId
@@ -60,7 +62,9 @@ class Reservation:
     stream: bool
     admitted_at: float
     costs: Sequence[Cost] = ()
+    prediction: Prediction = UNKNOWN
     stored: Stored | None = None
+    expected: Expected | None = None
     prefill_end: float = 0.0
     decode_at: float = 0.0
     phase: Phase = Phase.PREFILL
