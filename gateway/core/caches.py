@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from gateway.core.belief import Delivered
 from gateway.core.blocks import Chain
-from gateway.core.engine_cache import AllCleared, BlocksRemoved, BlocksStored, Event
+from gateway.core.engine_cache import AllCleared, BlocksRemoved, BlocksStored, Event, OtherCache
 from gateway.core.followed import Followed
 from gateway.core.prediction import Prediction
 from gateway.core.prefix_index import PrefixIndex
@@ -41,6 +41,8 @@ class Caches:
             case AllCleared():
                 followed.began()
                 self._index.drop(worker_id)
+            case OtherCache():
+                followed.hybrid = True
 
     def predict(self, worker: Worker, chain: Chain) -> Prediction:
         """Leading blocks of the prompt that the engine should find in its cache."""

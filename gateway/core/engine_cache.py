@@ -65,7 +65,11 @@ class AllCleared(NamedTuple):
     """Nothing is held any more, in no tier."""
 
 
-Event = BlocksStored | BlocksRemoved | AllCleared
+class OtherCache(NamedTuple):
+    """Something happened in another of several caches that the engine has."""
+
+
+Event = BlocksStored | BlocksRemoved | AllCleared | OtherCache
 
 
 class EngineCache:

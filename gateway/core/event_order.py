@@ -2,8 +2,9 @@
 
 Batches are numbered from 0 by each engine process. What comes early waits until what is missing
 was replayed; where that fails the cache that was followed is worthless: ``Step.LOST`` comes before
-the next batch. A low number with a newer time than all before is another engine's. Decides only:
-the caller sends what is asked for, and applies what is handed out in the order of the list.
+the next batch. A low number with a newer time than all before is another engine's, and so is a
+replay in which the last batch that we know has another time than it had. Decides only: the caller
+sends what is asked for, and applies what is handed out in the order of the list.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Batch(NamedTuple):
 
 class Step(Enum):
     ASK = "ask"
-    """Ask for a replay from ``EventOrder.next`` on."""
+    """Ask for a replay from ``EventOrder.ask_from`` on."""
     LOST = "lost"
     """Events are missing for good."""
     RESTARTED = "restarted"
@@ -46,8 +47,15 @@ class EventOrder:
         self.replays = 0
         self._replays = replays
         self._newest = float("-inf")
+        self._last_at = 0.0
         self._asked: int | None = None
+        self._ends_to_skip = 0
         self._waiting: dict[int, Batch] = {}
+
+    @property
+    def ask_from(self) -> int:
+        """The last batch that is known once more, to see that it is the same."""
+        return max(0, self.next - 1)
 
     @property
     def behind(self) -> bool:
@@ -64,18 +72,22 @@ class EventOrder:
         if batch.number < self.next:
             if batch.at <= self._newest:
                 return steps
-            self.next, self._newest, self._asked = 0, float("-inf"), None
-            self._waiting.clear()
-            steps.append(Step.RESTARTED)
+            steps.append(self._restart())
         if batch.number > self.next and self._asked is None:
             self.gaps += 1
         return steps + self._take(batch)
 
     def replayed(self, batch: Batch) -> list[Batch | Step]:
+        if batch.number == self.next - 1 and batch.at != self._last_at and self._asked is not None:
+            self._ends_to_skip += 1
+            return [self._restart(), *self._ask()]
         return [] if batch.number < self.next else self._take(batch)
 
     def replay_ended(self) -> list[Batch | Step]:
         """All of the replay has come, or it is given up waiting for it."""
+        if self._ends_to_skip:
+            self._ends_to_skip -= 1
+            return []
         asked, self._asked = self._asked, None
         if asked is None:
             return []
@@ -94,6 +106,11 @@ class EventOrder:
         if self._waiting and self._asked is None:
             return steps + (self._ask() if self._replays else self._give_up())
         return steps
+
+    def _restart(self) -> Step:
+        self.next, self._newest, self._asked = 0, float("-inf"), None
+        self._waiting.clear()
+        return Step.RESTARTED
 
     def _drain(self) -> list[Batch | Step]:
         steps: list[Batch | Step] = []
@@ -117,5 +134,6 @@ class EventOrder:
 
     def _passed(self, batch: Batch) -> Batch:
         self.next = batch.number + 1
+        self._last_at = batch.at
         self._newest = max(self._newest, batch.at)
         return batch

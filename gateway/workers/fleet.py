@@ -15,6 +15,7 @@ from typing import Any
 
 from gateway.core.router import Router
 from gateway.core.worker import Engine, Loss, WorkerId
+from gateway.workers.kv_events import EventEndpoints, Heard, follow
 from gateway.workers.probe import Limits, ProbeFailed, WorkerClient
 from gateway.workers.scrape import Scrape, parse_scrape
 
@@ -46,7 +47,7 @@ class Every:
 
 @dataclass(slots=True, eq=False)
 class Watched:
-    """One worker of the fleet; ``task`` watches its present process."""
+    """One worker of the fleet; ``task`` watches its present process, ``following`` its events."""
 
     id: WorkerId
     scrape: Scrape | None = None
@@ -58,6 +59,9 @@ class Watched:
     answers: int = 0
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
+    endpoints: EventEndpoints | None = None
+    heard: Heard = field(default_factory=Heard)
+    following: asyncio.Task[None] | None = None
 
 
 class Fleet:
@@ -82,10 +86,14 @@ class Fleet:
         self._router.add_worker(worker_id)
         self.workers[worker_id] = Watched(worker_id)
 
-    def started(self, worker_id: WorkerId, url: str) -> None:
-        """A process of this worker was started and will answer at ``url``."""
+    def started(
+        self, worker_id: WorkerId, url: str, endpoints: EventEndpoints | None = None
+    ) -> None:
+        """A process of this worker was started and will answer at ``url``, and tell at
+        ``endpoints`` what its engine caches."""
         watched = self.workers[worker_id]
         self._end(watched)
+        watched.endpoints = endpoints
         watched.scrape = watched.process_start = None
         watched.missed = 0
         self._router.set_ready(worker_id, False, "starting")
@@ -112,15 +120,26 @@ class Fleet:
         await asyncio.gather(*self._ending, return_exceptions=True)
 
     def _end(self, watched: Watched) -> None:
-        task = watched.task
+        self._cancel(watched.task)
+        self._unfollow(watched)
+
+    def _cancel(self, task: asyncio.Task[None] | None) -> None:
         if task is not None and not task.done():
             task.cancel()
             self._ending.add(task)
             task.add_done_callback(self._ending.discard)
 
+    def _unfollow(self, watched: Watched) -> None:
+        self._cancel(watched.following)
+        self._router.caches.followed[watched.id].ended()
+
     def _restarted(self, watched: Watched) -> None:
         watched.starts += 1
+        self._unfollow(watched)
         self._router.new_generation(watched.id, Loss.STARTED)
+        if watched.endpoints is not None:
+            events = follow(self._router.caches, watched.id, watched.endpoints, watched.heard)
+            watched.following = asyncio.get_running_loop().create_task(events)
 
     async def _watch(self, watched: Watched, url: str) -> None:
         client = WorkerClient(url)

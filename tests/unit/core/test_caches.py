@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.core.blocks import Chain, Prompt, token_bytes
-from gateway.core.engine_cache import AllCleared, BlocksStored
+from gateway.core.engine_cache import AllCleared, BlocksStored, OtherCache
 from gateway.core.followed import Followed
 from gateway.core.placement import POLICIES
 from gateway.core.request import Request, Result, Usage
@@ -175,7 +175,7 @@ def test_answers_from_the_cache_are_no_silence() -> None:
 def test_an_engine_of_several_caches_is_estimated() -> None:
     made, engine = router(), NaiveEngine(SIZE)
     compute(made, engine, IDS)
-    followed(made).hybrid = True
+    made.caches.apply(A, OtherCache())
     assert admit(made, IDS).prediction.told is None
 
 

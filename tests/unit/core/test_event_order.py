@@ -97,6 +97,20 @@ def test_numbers_that_begin_anew_are_another_engine() -> None:
     assert numbers(order.replayed(batch(0, at=199))) == [0, 1]
 
 
+def test_a_replay_of_other_batches_than_ours_is_another_engines() -> None:
+    order = EventOrder(replays=True)
+    order.join()
+    order.replay_ended()
+    for number in range(3):
+        order.live(batch(number))
+    assert numbers(order.live(batch(4, at=104))) == ["ask"] and order.ask_from == 2
+    assert numbers(order.replayed(batch(2, at=102))) == ["restarted", "ask"]
+    assert order.ask_from == 0
+    assert numbers(order.replayed(batch(3, at=103)) + order.replay_ended()) == []
+    steps = [step for number in range(5) for step in order.replayed(batch(number, at=100 + number))]
+    assert numbers(steps + order.replay_ended()) == [0, 1, 2, 3, 4, "complete"]
+
+
 def test_what_waits_is_bounded() -> None:
     order = EventOrder(replays=True)
     order.join()
@@ -124,7 +138,7 @@ def test_any_loss(
 
     def take(steps: list[Batch | Step]) -> None:
         handed.extend(numbers(steps))
-        asked.extend(order.next for step in steps if step is Step.ASK)
+        asked.extend(order.ask_from for step in steps if step is Step.ASK)
 
     take(order.join())
     for number in range(published):
