@@ -27,6 +27,7 @@ from gateway.core.cost import Speed
 from gateway.core.placement import POLICIES
 from gateway.core.router import Options, Router
 from gateway.core.worker import WorkerId
+from gateway.observe.cache_view import CacheViewCollector, EventFigures
 from gateway.observe.gc_pauses import GcPauseCollector, OwnPauses, freeze_heap
 from gateway.observe.journal import Journal
 from gateway.observe.metrics import Metrics
@@ -79,6 +80,7 @@ class Service:
             self.router, hooks, limits, Every(settings.probe_seconds, settings.scrape_seconds)
         )
         self.metrics.registry.register(StateCollector(self._sources()))
+        self.metrics.registry.register(CacheViewCollector(self.router, self._heard))
         self.metrics.registry.register(GcPauseCollector(lambda: self.gc_folders, self._own_pauses))
         deps = Deps(
             self.router,
@@ -141,6 +143,15 @@ class Service:
             prompt_modes=lambda: self.source.modes,
             cache_ratio=self.metrics.cache_ratio,
         )
+
+    def _heard(self) -> Mapping[WorkerId, EventFigures]:
+        return {
+            worker_id: EventFigures(
+                heard.events, heard.gaps, heard.replays, heard.undecodable, heard.lag_seconds
+            )
+            for worker_id, watched in self.fleet.workers.items()
+            if watched.endpoints is not None and (heard := watched.heard)
+        }
 
     def _engines(self) -> Mapping[str, EngineFigures]:
         return {

@@ -18,6 +18,7 @@ from gateway.observe.tally import Buckets, Count, Counts, Histograms, TallyColle
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _OVERHEAD = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5)
+_MISSED_TOKENS = (0, 16, 32, 64, 128, 256, 1024, 4096)
 _ERROR_TOKENS = (-4096, -1024, -256, -64, -16, -1, 0, 16, 64, 256, 1024, 4096)
 
 
@@ -40,6 +41,8 @@ class _Tokens:
     delivered: Count
     without_usage: Count
     error: Buckets
+    estimate_error: Buckets
+    events_error: Buckets
 
     def count(self, record: Record) -> None:
         usage = record.usage
@@ -50,6 +53,9 @@ class _Tokens:
         self.predicted.value += record.predicted_cached_tokens
         self.delivered.value += usage.cached_tokens
         self.error.observe(record.predicted_cached_tokens - usage.cached_tokens)
+        self.estimate_error.observe(abs(record.estimated_tokens - usage.cached_tokens))
+        if record.told_tokens is not None:
+            self.events_error.observe(abs(record.told_tokens - usage.cached_tokens))
 
 
 class Metrics:
@@ -78,6 +84,12 @@ class Metrics:
         self._error = _histograms(
             "prediction_error_tokens", "Predicted less delivered cached tokens", _ERROR_TOKENS
         )
+        self._view_error = Histograms(
+            "gateway_cache_view_error_tokens",
+            "Predicted and delivered cached tokens apart, by each view that there was",
+            ("worker", "view"),
+            _MISSED_TOKENS,
+        )
         self._first_byte = _histograms(
             "time_to_first_byte_seconds", "From arrival to the first byte of the body", _SECONDS
         )
@@ -93,7 +105,8 @@ class Metrics:
         self._overhead = overhead.at()
         tallies = (
             self._requests, self._fallback, self._prompt, self._predicted, self._delivered,
-            self._without_usage, self._error, self._first_byte, self._duration, overhead,
+            self._without_usage, self._error, self._view_error, self._first_byte, self._duration,
+            overhead,
         )  # fmt: skip
         self.registry.register(TallyCollector(tallies))
 
@@ -120,6 +133,8 @@ class Metrics:
             self._delivered.at(worker),
             self._without_usage.at(worker),
             self._error.at(worker),
+            self._view_error.at(worker, "estimate"),
+            self._view_error.at(worker, "events"),
         )
 
     def _ends_of(self, worker: str) -> _Ends:

@@ -34,6 +34,8 @@ class TokenizerSource:
             name = model.get("id")
             if not isinstance(name, str) or name in self.modes:
                 continue
+            if model.get("parent") is not None:
+                self._prompts.adapters.add(name)
             problem = await self._try_exact(name, model.get("root"), tokenize)
             if problem is None:
                 log.info("model %s: prompts are read as exact tokens", name)

@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from gateway.core.blocks import Prompt, token_bytes
+from gateway.core.blocks import Prompt, extra_key, token_bytes
 from gateway.prompt.batches import Batches
 from gateway.prompt.chat_template import TemplateFailed
 from gateway.prompt.memo import MEMO_BYTES, Memo
@@ -39,6 +39,7 @@ class Prompts:
         self._exact: dict[str, ModelTokenizer] = {}
         self._memos: dict[str, Memo] = {}
         self._batches = Batches()
+        self.adapters: set[str] = set()
 
     def use_exact(self, model: str, tokenizer: ModelTokenizer, by_pieces: bool = False) -> None:
         """``by_pieces``: the ids of its text may be joined from those of its pieces."""
@@ -54,7 +55,7 @@ class Prompts:
 
         Never raises for a request's content.
         """
-        extra = _extra(fields)
+        extra = self._extra(fields)
         try:
             return Prompt(await self._tokens(endpoint, fields), True, extra), None
         except NotExact as error:
@@ -62,6 +63,12 @@ class Prompts:
             if data is None:
                 return None, "no_prompt"
             return Prompt(data, False, extra), error.reason
+
+    def _extra(self, fields: dict[str, Any]) -> bytes:
+        """What separates equal tokens in the engine's cache: a LoRA adapter and a cache salt."""
+        model, salt = fields.get("model"), fields.get("cache_salt")
+        lora = model if isinstance(model, str) and model in self.adapters else None
+        return extra_key(lora, salt if isinstance(salt, str) and salt else None)
 
     async def _tokens(self, endpoint: str, fields: dict[str, Any]) -> bytes:
         if endpoint == "completions" and (ids := _token_ids(fields.get("prompt"))) is not None:
@@ -150,11 +157,3 @@ def _canonical(endpoint: str, fields: dict[str, Any]) -> bytes | None:
         return orjson.dumps(parts) if parts else None
     except orjson.JSONEncodeError:  # nested deeper than it writes
         return None
-
-
-def _extra(fields: dict[str, Any]) -> bytes:
-    """What separates equal tokens in the engine's cache: the model asked for, and a cache salt."""
-    model, salt = fields.get("model"), fields.get("cache_salt")
-    return orjson.dumps(
-        [model if isinstance(model, str) else None, salt if isinstance(salt, str) else None]
-    )

@@ -15,7 +15,8 @@ from typing import Any
 
 from gateway.core.router import Router
 from gateway.core.worker import Engine, Loss, WorkerId
-from gateway.workers.kv_events import EventEndpoints, Heard, follow
+from gateway.workers.kv_endpoints import EventEndpoints
+from gateway.workers.kv_events import Heard, follow
 from gateway.workers.probe import Limits, ProbeFailed, WorkerClient
 from gateway.workers.scrape import Scrape, parse_scrape
 

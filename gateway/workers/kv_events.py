@@ -19,6 +19,7 @@ from gateway.core.caches import Caches
 from gateway.core.engine_cache import BlocksStored, Event
 from gateway.core.event_order import Batch, EventOrder, Step
 from gateway.core.worker import WorkerId
+from gateway.workers.kv_endpoints import EventEndpoints
 from gateway.workers.kv_wire import Undecodable, decode
 
 log = logging.getLogger(__name__)
@@ -32,16 +33,6 @@ _MOST_QUEUED = 100_000
 _HEARTBEAT_MILLISECONDS = 5_000
 _RECONNECT_MILLISECONDS = 100
 _END = (1 << 64) - 1
-
-
-@dataclass(frozen=True, slots=True)
-class EventEndpoints:
-    """Where one start of a worker publishes. ``bound``: the worker connects to ``live``, at which
-    we listen; else it listens there. It always listens at ``replay``."""
-
-    live: str
-    replay: str | None = None
-    bound: bool = False
 
 
 @dataclass(slots=True)

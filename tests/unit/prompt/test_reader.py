@@ -241,8 +241,9 @@ def hashes(prompts: Prompts, **fields: Any) -> set[int]:
 
 
 def test_what_has_a_cache_of_its_own_is_kept_apart(prompts: Prompts) -> None:
+    prompts.adapters.add("adapter")
     base = hashes(prompts)
-    assert hashes(prompts, temperature=1) == base
+    assert hashes(prompts, temperature=1) == hashes(prompts, model="alias") == base
     for other in ({"model": "adapter"}, {"cache_salt": "x"}, {"cache_salt": "y"}):
         assert base.isdisjoint(hashes(prompts, **other))
     assert hashes(prompts, cache_salt="x").isdisjoint(hashes(prompts, cache_salt="y"))

@@ -14,7 +14,8 @@ from gateway.core.placement import POLICIES
 from gateway.core.router import Options, Router
 from gateway.core.worker import WorkerId
 from gateway.workers import kv_events
-from gateway.workers.kv_events import EventEndpoints, Heard, follow
+from gateway.workers.kv_endpoints import EventEndpoints
+from gateway.workers.kv_events import Heard, follow
 from tests.fake_worker.kv_events import CLEARED, Event, EventPublisher, removed, stored
 from tests.unit.loopback import eventually, run
 
