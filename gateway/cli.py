@@ -26,8 +26,8 @@ app = typer.Typer(
     help="An OpenAI-compatible gateway in front of vLLM servers, with prefix affinity.",
 )
 
-_UP_ONLY = frozenset(("model", "gpus", "cpu_workers", "start_seconds", "state_dir"))
-_SERVE_ONLY = frozenset(("worker",))
+_UP_ONLY = frozenset(("model", "gpus", "cpu_workers", "kv_events", "start_seconds", "state_dir"))
+_SERVE_ONLY = frozenset(("worker", "worker_kv_events"))
 
 
 _ONE_PROCESS = (
@@ -112,9 +112,8 @@ def _plans(settings: Settings, arguments: tuple[str, ...]) -> tuple[list[Any], b
     assert settings.model is not None
     if settings.chat_template is not None and "--chat-template" not in given_options(arguments):
         arguments = (*arguments, "--chat-template", str(settings.chat_template))
-    request = launch.LaunchRequest(
-        settings.model, arguments, settings.max_num_seqs, settings.max_num_batched_tokens
-    )
+    limits = settings.max_num_seqs, settings.max_num_batched_tokens
+    request = launch.LaunchRequest(settings.model, arguments, *limits, settings.kv_events)
     gpus = devices.visible_gpus(os.environ)
     if settings.gpus is not None:
         gpus = devices.select_gpus(gpus, settings.gpus)

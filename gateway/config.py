@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import (
     BaseSettings,
     NoDecode,
@@ -15,6 +15,8 @@ from pydantic_settings import (
     SettingsConfigDict,
     TomlConfigSettingsSource,
 )
+
+from gateway.workers.kv_endpoints import parse_endpoints
 
 PREFIX = "GATEWAY_"
 FILE = Path("gateway.toml")
@@ -42,6 +44,12 @@ class Settings(BaseSettings):
     worker: Annotated[list[str], NoDecode] = Field(
         default_factory=list, description="URL of a running vLLM server; once for each (serve)."
     )
+    worker_kv_events: Annotated[list[str], NoDecode] = Field(
+        default_factory=list,
+        description="Where each worker publishes KV events, tcp://HOST:PORT[+REPLAY_PORT] or none,"
+        " in the order of the workers (serve).",
+    )
+    kv_events: bool = Field(True, description="The workers tell what they have cached (up).")
     model: str | None = Field(None, description="Model folder or hub id for the workers (up).")
     gpus: Annotated[list[int] | None, NoDecode] = Field(
         None, description="GPUs to use, one worker on each, as 0,1; all by default (up)."
@@ -92,7 +100,7 @@ class Settings(BaseSettings):
         "info", description="What is logged."
     )
 
-    @field_validator("worker", "gpus", mode="before")
+    @field_validator("worker", "worker_kv_events", "gpus", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         """Lists may be written with commas."""
@@ -108,6 +116,16 @@ class Settings(BaseSettings):
                 raise ValueError(f"{url!r} is not an http:// or https:// URL")
         if len(set(value)) != len(value):
             raise ValueError("a worker is named twice")
+        return value
+
+    @field_validator("worker_kv_events")
+    @classmethod
+    def _endpoints(cls, value: list[str], info: ValidationInfo) -> list[str]:
+        for text in value:
+            parse_endpoints(text)
+        workers = info.data.get("worker", [])
+        if value and len(value) != len(workers):
+            raise ValueError(f"{len(value)} given for {len(workers)} workers")
         return value
 
     @classmethod

@@ -14,6 +14,7 @@ from gateway.prompt.models import Rendering, fetch_tokenizer
 from gateway.prompt.tokenizer import TokenizerMissing
 from gateway.screen import Screen
 from gateway.service import Ending, HttpServer, Service, http_server, listen
+from gateway.workers.kv_endpoints import parse_endpoints
 from gateway.workers.launch import LaunchPlan
 from gateway.workers.probe import Limits
 from gateway.workers.prompt_options import prompt_options
@@ -39,9 +40,10 @@ async def run_serve(settings: Settings) -> None:
     service = Service(settings, rendering, limits, GPU_SPEED, lambda worker_id: None)
     server = http_server(service, settings)
     ending = Ending(lambda: _hurry(server))
-    for index, url in enumerate(settings.worker):
+    events = settings.worker_kv_events or ["none"] * len(settings.worker)
+    for index, (url, endpoints) in enumerate(zip(settings.worker, events, strict=True)):
         service.add_worker(WorkerId(str(index)))
-        service.fleet.started(WorkerId(str(index)), url)
+        service.fleet.started(WorkerId(str(index)), url, parse_endpoints(endpoints))
     serving = asyncio.create_task(server.serve([sock]))
     host, port = sock.getsockname()[:2]
     log.info("listening on http://%s:%d for %d workers", host, port, len(settings.worker))
@@ -98,7 +100,7 @@ class _Up:
             case WorkerStarted():
                 self._generations[event.worker_id] = event.generation
                 service.gc_folders[event.worker_id] = event.gc_folder
-                service.fleet.started(WorkerId(event.worker_id), event.url)
+                service.fleet.started(WorkerId(event.worker_id), event.url, event.events)
                 screen.started(event.worker_id, event.pid)
             case WorkerExited():
                 service.gc_folders.pop(event.worker_id, None)

@@ -28,6 +28,7 @@ from gateway.core.options import Options
 from gateway.core.placement import POLICIES
 from gateway.core.reservation import WorkerId
 from gateway.core.router import Router
+from gateway.observe.cache_view import CacheViewCollector, EventFigures
 from gateway.observe.gc_pauses import GcPauseCollector, OwnPauses, freeze_heap
 from gateway.observe.journal import Journal
 from gateway.observe.metrics import Metrics
@@ -88,6 +89,7 @@ class Service:
             self.router, hooks, limits, Every(settings.probe_seconds, settings.scrape_seconds)
         )
         self.metrics.registry.register(StateCollector(self._sources()))
+        self.metrics.registry.register(CacheViewCollector(self.router, self._heard))
         self.metrics.registry.register(GcPauseCollector(lambda: self.gc_folders, self._own_pauses))
         deps = Deps(
             self.router,
@@ -161,6 +163,15 @@ class Service:
             token_mismatches=self.source.mismatches,
             cache_ratio=self.metrics.cache_ratio,
         )
+
+    def _heard(self) -> Mapping[WorkerId, EventFigures]:
+        return {
+            worker_id: EventFigures(
+                heard.events, heard.gaps, heard.replays, heard.undecodable, heard.lag_seconds
+            )
+            for worker_id, watched in self.fleet.workers.items()
+            if watched.endpoints is not None and (heard := watched.heard)
+        }
 
     def _engines(self) -> Mapping[str, EngineFigures]:
         return {

@@ -8,6 +8,7 @@ The hash has no seed of its own: it is equal in every process and after every re
 
 from __future__ import annotations
 
+import json
 from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -33,12 +34,13 @@ class Chain:
 
     ``hashes[i]`` stands for blocks 0 to i. ``usable_blocks`` is how many of them the engine can
     serve from its cache: it always computes the last prompt token, so at most
-    ``(prompt_tokens - 1) // block_tokens``.
+    ``(prompt_tokens - 1) // block_tokens``. ``exact``: made of token ids, as the engine's are.
     """
 
     hashes: tuple[BlockHash, ...]
     block_tokens: int
     prompt_tokens: int
+    exact: bool = True
 
     @property
     def usable_blocks(self) -> int:
@@ -46,6 +48,12 @@ class Chain:
 
 
 EMPTY_CHAIN = Chain((), 1, 1)
+
+
+def extra_key(lora: str | None, salt: str | None) -> bytes:
+    """What separates chains of equal tokens: the LoRA adapter's name and the cache salt; empty
+    where there is neither. Requests and the engine's events must make it alike."""
+    return b"" if lora is None and salt is None else json.dumps([lora, salt]).encode()
 
 
 def token_bytes(token_ids: Iterable[int]) -> bytes:
@@ -81,19 +89,29 @@ class Prompt:
 
     def _hash(self, block_size: int) -> Chain:
         if self.exact:
-            hashes = hash_blocks(self.data, 4 * block_size, b"tokens\0" + self.extra)
+            hashes = extend(token_root(block_size, self.extra), self.data, 4 * block_size)
             return Chain(tuple(hashes), block_size, self.prompt_tokens)
-        hashes = hash_blocks(self.data, BYTE_BLOCK_BYTES, b"bytes\0" + self.extra)
-        return Chain(tuple(hashes), BYTE_BLOCK_BYTES // BYTES_PER_TOKEN, self.prompt_tokens)
+        root = _root(BYTE_BLOCK_BYTES, b"bytes\0" + self.extra)
+        hashes = extend(root, self.data, BYTE_BLOCK_BYTES)
+        block_tokens = BYTE_BLOCK_BYTES // BYTES_PER_TOKEN
+        return Chain(tuple(hashes), block_tokens, self.prompt_tokens, exact=False)
 
 
-def hash_blocks(data: bytes, step_bytes: int, seed: bytes) -> list[BlockHash]:
+def token_root(block_size: int, extra: bytes) -> BlockHash:
+    """What the first block of a chain of token ids has for a parent."""
+    return _root(4 * block_size, b"tokens\0" + extra)
+
+
+def extend(parent: BlockHash, data: bytes, step_bytes: int) -> list[BlockHash]:
     """``h_i = H(h_{i-1}, data_i)`` over the full steps of ``data``; a rest has no hash.
 
     XXH3 with the parent's hash as its seed: a quarter of the time of a cryptographic hash. Whoever
     finds two prompts of one hash misleads the placement of their own requests, and nothing else.
     """
-    # Blocks of another size are other blocks, also where they end at the same byte.
-    parent = _hash(b"%d %b" % (step_bytes, seed), 0)
     full = data[: len(data) - len(data) % step_bytes]
     return [parent := _hash(block, parent) for (block,) in iter_unpack(f"{step_bytes}s", full)]
+
+
+def _root(step_bytes: int, kind: bytes) -> BlockHash:
+    # Blocks of another size are other blocks, also where they end at the same byte.
+    return _hash(b"%d %b" % (step_bytes, kind), 0)

@@ -1,12 +1,19 @@
-"""What each worker has cached, as far as can be known: the index, and how far to trust it."""
+"""What each worker has cached: by its engine's events where they are whole, else by estimate.
+
+The estimate (the index, and how far to trust it) is kept all the time, so that it is there at once
+when events fail, and so that each request can say how good either was.
+"""
 
 from __future__ import annotations
 
 from gateway.core.belief import Delivered
 from gateway.core.blocks import Chain
+from gateway.core.engine_cache import AllCleared, BlocksRemoved, BlocksStored, Event, OtherCache
+from gateway.core.followed import Followed
+from gateway.core.prediction import Prediction
 from gateway.core.prefix_index import PrefixIndex
-from gateway.core.request import Usage
-from gateway.core.reservation import Reservation
+from gateway.core.request import Result, Usage
+from gateway.core.reservation import Reservation, WorkerId
 from gateway.core.worker import Loss, Worker
 
 
@@ -16,19 +23,49 @@ class Caches:
     def __init__(self, index: PrefixIndex, default_capacity_blocks: int) -> None:
         self._index = index
         self._default_capacity_blocks = default_capacity_blocks
+        self.followed: dict[WorkerId, Followed] = {}
 
-    def cached_tokens(self, worker: Worker, chain: Chain) -> int:
-        """Leading tokens of the prompt that the engine should find in its cache."""
-        return self._index.match(worker.id, chain) * chain.block_tokens
+    def add(self, worker_id: WorkerId) -> None:
+        self._index.add(worker_id)
+        self.followed[worker_id] = Followed()
+        for followed in self.followed.values():
+            followed.cache.max_blocks = self._index.max_blocks // len(self.followed)
+
+    def apply(self, worker_id: WorkerId, event: Event) -> None:
+        """The worker's engine tells of its cache; ``Followed.applied`` ends each batch."""
+        followed = self.followed[worker_id]
+        match event:
+            case BlocksStored():
+                followed.cache.store(event)
+            case BlocksRemoved():
+                followed.cache.remove(event)
+            case AllCleared():
+                followed.began()
+                self._index.drop(worker_id)
+            case OtherCache():
+                followed.hybrid = True
+
+    def predict(self, worker: Worker, chain: Chain) -> Prediction:
+        """Leading blocks of the prompt that the engine should find in its cache."""
+        estimated = self._index.match(worker.id, chain)
+        return Prediction(estimated, self.followed[worker.id].told(chain))
 
     def placed(self, worker: Worker, reservation: Reservation) -> None:
         capacity_tokens = self._counted_tokens(worker)
         reservation.stored = self._index.store(worker.id, reservation.chain, capacity_tokens)
+        reservation.expected = self.followed[worker.id].expect(reservation.chain)
 
-    def not_computed(self, worker: Worker, reservation: Reservation) -> None:
-        """The engine was not reached, refused the prompt, or was left before it had computed it."""
-        if reservation.stored is not None and reservation.generation == worker.generation:
+    def settled(self, worker: Worker, reservation: Reservation, result: Result) -> None:
+        """``computed`` is False where the engine was not reached, refused the prompt, or was left
+        before it had computed it."""
+        if reservation.generation != worker.generation:
+            return
+        if not result.computed and reservation.stored is not None:
             self._index.forget(worker.id, reservation.stored)
+        if reservation.expected is not None:
+            computed_tokens = 0 if result.usage is None else result.usage.computed_tokens
+            followed = self.followed[worker.id]
+            followed.settled(reservation.chain, reservation.expected, computed_tokens)
 
     def answered(self, worker: Worker, reservation: Reservation, usage: Usage) -> bool:
         """True where the answer gives away that the worker has lost what it had cached."""
@@ -41,8 +78,9 @@ class Caches:
         stored = reservation.stored
         if usage.cached_tokens is None or stored is None:
             return False
+        prediction = reservation.prediction
         delivered = Delivered(
-            predicted_tokens=reservation.cached_tokens,
+            predicted_tokens=prediction.estimated * reservation.chain.block_tokens,
             cached_tokens=usage.cached_tokens,
             age_share=stored.age_tokens / self._engine_tokens(worker),
             before=stored.before,
@@ -51,14 +89,17 @@ class Caches:
         kept_from = worker.belief.judge(delivered)
         if kept_from is None:
             return False
-        worker.new_generation(Loss.OVER_PREDICTED)
         self._index.drop_before(worker.id, kept_from)
+        if prediction.told is not None:
+            return False  # only the estimate was wrong
+        worker.new_generation(Loss.OVER_PREDICTED)
         return True
 
     def lost(self, worker: Worker, why: Loss) -> None:
         """The worker's cache is empty: a new generation, which has no blocks and no credits."""
         worker.new_generation(why)
         self._index.drop(worker.id)
+        self.followed[worker.id].emptied()
 
     def _engine_tokens(self, worker: Worker) -> int:
         engine = worker.engine

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from gateway.core.prediction import UNKNOWN, Prediction
 from gateway.core.reservation import WorkerId
 from gateway.core.worker import Worker
 
@@ -32,6 +33,7 @@ class Candidate(NamedTuple):
     uncached_tokens: int
     prefill_seconds: float
     pending_seconds: float
+    prediction: Prediction = UNKNOWN
 
 
 class Fleet(NamedTuple):

@@ -17,7 +17,7 @@ class PrefixIndex:
     """Blocks per worker; owns its state, bounded by ``max_blocks`` over all workers."""
 
     def __init__(self, max_blocks: int) -> None:
-        self._max_blocks = max_blocks
+        self.max_blocks = max_blocks
         self._held: dict[WorkerId, HeldBlocks] = {}
 
     def add(self, worker_id: WorkerId) -> None:
@@ -81,4 +81,4 @@ class PrefixIndex:
 
     @property
     def _share(self) -> int:
-        return self._max_blocks // len(self._held)
+        return self.max_blocks // len(self._held)

@@ -27,6 +27,11 @@ class Usage:
     completion_tokens: int
     cached_tokens: int | None
 
+    @property
+    def computed_tokens(self) -> int:
+        """Prompt tokens that the engine computed; 0 where it does not tell."""
+        return 0 if self.cached_tokens is None else self.prompt_tokens - self.cached_tokens
+
 
 @dataclass(frozen=True, slots=True)
 class Result:

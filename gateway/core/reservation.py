@@ -9,6 +9,7 @@ from typing import NamedTuple, NewType
 
 from gateway.core.blocks import Chain
 from gateway.core.held_blocks import Stored
+from gateway.core.prediction import UNKNOWN, Expected, Prediction
 
 WorkerId = NewType("WorkerId", str)
 
@@ -39,7 +40,8 @@ class Shadow(NamedTuple):
 class Reservation:
     """What one placed request holds on its worker, from ``admit`` to ``settle``.
 
-    ``prefill_end`` is the estimated time of its first token, in the caller's clock.
+    ``prefill_end`` is the estimated time of its first token, in the caller's clock. ``expected``
+    is None where the worker's events are not followed.
     """
 
     worker_id: WorkerId
@@ -53,7 +55,9 @@ class Reservation:
     admitted_at: float
     costs: Sequence[Cost] = ()
     shadow: Shadow | None = None
+    prediction: Prediction = UNKNOWN
     stored: Stored | None = None
+    expected: Expected | None = None
     prefill_end: float = 0.0
     decode_at: float = 0.0
     phase: Phase = Phase.PREFILL

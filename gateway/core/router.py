@@ -37,14 +37,14 @@ class Router:
         self._admitted = 0
         self._by_models: dict[frozenset[str], Estimates] = {}
         self.index = PrefixIndex(options.max_index_blocks)
-        self._caches = Caches(self.index, options.default_capacity_blocks)
+        self.caches = Caches(self.index, options.default_capacity_blocks)
         self.sessions = Sessions()
         self.workers: dict[WorkerId, Worker] = {}
 
     def add_worker(self, worker_id: WorkerId) -> Worker:
         worker = Worker(worker_id, self._estimates(frozenset()))
         self.workers[worker_id] = worker
-        self.index.add(worker_id)
+        self.caches.add(worker_id)
         return worker
 
     def set_ready(self, worker_id: WorkerId, ready: bool, reason: str = "") -> None:
@@ -54,6 +54,7 @@ class Router:
 
     def set_engine(self, worker_id: WorkerId, engine: Engine) -> None:
         self.workers[worker_id].engine = engine
+        self.caches.followed[worker_id].capacity_blocks = engine.capacity_blocks
 
     def set_models(self, worker_id: WorkerId, models: frozenset[str]) -> None:
         worker = self.workers[worker_id]
@@ -62,7 +63,7 @@ class Router:
 
     def new_generation(self, worker_id: WorkerId, why: Loss) -> None:
         """The worker's cache is empty. In-flight requests stay reserved until they settle."""
-        self._caches.lost(self.workers[worker_id], why)
+        self.caches.lost(self.workers[worker_id], why)
 
     def admit(
         self, request: Request, now: float, excluded: Collection[WorkerId] = ()
@@ -134,8 +135,7 @@ class Router:
         decoding_since = reservation.decode_at if reservation.phase is Phase.DECODE else None
         worker.release(reservation)
         usage = result.usage
-        if not result.computed:
-            self._caches.not_computed(worker, reservation)
+        self.caches.settled(worker, reservation, result)
         if usage is None or usage.completion_tokens <= 0:
             return False
         worker.answers += 1
@@ -143,7 +143,7 @@ class Router:
         if reservation.stream and decoding_since is not None and now > decoding_since:
             busy = (now - decoding_since) / sharing
             worker.estimates.decode.observe_rate(busy, usage.completion_tokens)
-        return self._caches.answered(worker, reservation, usage)
+        return self.caches.answered(worker, reservation, usage)
 
     def _estimates(self, models: frozenset[str]) -> Estimates:
         found = self._by_models.get(models)
@@ -159,13 +159,15 @@ class Router:
         else:
             chain = request.prompt.chain(worker.engine.block_size)
             prompt_tokens = chain.prompt_tokens
-        cached = self._caches.cached_tokens(worker, chain)
+        prediction = self.caches.predict(worker, chain)
+        cached = prediction.blocks * chain.block_tokens
         return Candidate(
             worker=worker,
             cached_tokens=cached,
             uncached_tokens=prompt_tokens - cached,
             prefill_seconds=worker.estimates.prefill.seconds(prompt_tokens - cached, cached),
             pending_seconds=worker.pending_seconds(now),
+            prediction=prediction,
         )
 
     def _reserve(self, chosen: Candidate, request: Request, now: float) -> Reservation:
@@ -182,7 +184,8 @@ class Router:
             decode_seconds=worker.estimates.decode.seconds(request.max_tokens),
             stream=request.stream,
             admitted_at=now,
+            prediction=chosen.prediction,
         )
         worker.reserve(reservation, now)
-        self._caches.placed(worker, reservation)
+        self.caches.placed(worker, reservation)
         return reservation

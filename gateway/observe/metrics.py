@@ -19,6 +19,7 @@ from gateway.observe.tally import Buckets, Count, Counts, Histograms, TallyColle
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _OVERHEAD = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5)
+_MISSED_TOKENS = (0, 16, 32, 64, 128, 256, 1024, 4096)
 _ERROR_TOKENS = (-4096, -1024, -256, -64, -16, -1, 0, 16, 64, 256, 1024, 4096)
 
 
@@ -41,6 +42,8 @@ class _Tokens:
     delivered: Count
     without_usage: Count
     error: Buckets
+    estimate_error: Buckets
+    events_error: Buckets
 
     def count(self, record: Record) -> None:
         usage = record.usage
@@ -51,6 +54,9 @@ class _Tokens:
         self.predicted.value += record.predicted_cached_tokens
         self.delivered.value += usage.cached_tokens
         self.error.observe(record.predicted_cached_tokens - usage.cached_tokens)
+        self.estimate_error.observe(abs(record.estimated_tokens - usage.cached_tokens))
+        if record.told_tokens is not None:
+            self.events_error.observe(abs(record.told_tokens - usage.cached_tokens))
 
 
 class _Shadow:
@@ -58,23 +64,24 @@ class _Shadow:
 
     def __init__(self, policy: str) -> None:
         label = ("policy",)
-        self.placed = Counts(
+        placed = Counts(
             "gateway_shadow_placements",
             "Requests by whether the shadow policy would have chosen the same worker",
             ("policy", "agrees"),
         )
-        self.gained = Counts(
+        gained = Counts(
             "gateway_shadow_gained_cached_tokens",
             "Cached tokens that the shadow policy's worker was believed to have more",
             label,
         )
-        self.lost = Counts(
+        lost = Counts(
             "gateway_shadow_lost_cached_tokens",
             "Cached tokens that the shadow policy's worker was believed to have less",
             label,
         )
-        self._agrees, self._differs = (self.placed.at(policy, a) for a in ("yes", "no"))
-        self._gained, self._lost = self.gained.at(policy), self.lost.at(policy)
+        self.tallies = (placed, gained, lost)
+        self._agrees, self._differs = (placed.at(policy, a) for a in ("yes", "no"))
+        self._gained, self._lost = gained.at(policy), lost.at(policy)
 
     def count(self, record: Record, shadow: Shadow) -> None:
         (self._agrees if shadow.worker_id == record.worker else self._differs).value += 1
@@ -108,6 +115,12 @@ class Metrics:
         self._error = _histograms(
             "prediction_error_tokens", "Predicted less delivered cached tokens", _ERROR_TOKENS
         )
+        self._view_error = Histograms(
+            "gateway_cache_view_error_tokens",
+            "Predicted and delivered cached tokens apart, by each view that there was",
+            ("worker", "view"),
+            _MISSED_TOKENS,
+        )
         self._first_byte = _histograms(
             "time_to_first_byte_seconds", "From arrival to the first byte of the body", _SECONDS
         )
@@ -122,11 +135,10 @@ class Metrics:
         )
         self._overhead = overhead.at()
         self._shadow = None if shadow_policy is None else _Shadow(shadow_policy)
-        shadows = self._shadow and (self._shadow.placed, self._shadow.gained, self._shadow.lost)
         tallies = (
             self._requests, self._fallback, self._prompt, self._predicted, self._delivered,
-            self._without_usage, self._error, self._first_byte, self._duration, overhead,
-            *(shadows or ()),
+            self._without_usage, self._error, self._view_error, self._first_byte, self._duration,
+            overhead, *(self._shadow.tallies if self._shadow else ()),
         )  # fmt: skip
         self.registry.register(TallyCollector(tallies))
 
@@ -155,6 +167,8 @@ class Metrics:
             self._delivered.at(worker),
             self._without_usage.at(worker),
             self._error.at(worker),
+            self._view_error.at(worker, "estimate"),
+            self._view_error.at(worker, "events"),
         )
 
     def _ends_of(self, worker: str) -> _Ends:

@@ -38,6 +38,8 @@ class Record:
     placed_at: float | None = None
     first_byte_at: float | None = None
     predicted_cached_tokens: int = 0
+    estimated_tokens: int = 0
+    told_tokens: int | None = None
     costs: Sequence[Cost] = ()
     shadow: Shadow | None = None
     chain: Chain = EMPTY_CHAIN
@@ -50,6 +52,10 @@ class Record:
         self.worker = reservation.worker_id
         self.computed = False
         self.predicted_cached_tokens = reservation.cached_tokens
+        prediction, block_tokens = reservation.prediction, reservation.chain.block_tokens
+        self.estimated_tokens = prediction.estimated * block_tokens
+        told = prediction.told
+        self.told_tokens = None if told is None else told * block_tokens
         self.costs = reservation.costs
         self.shadow = reservation.shadow
         self.chain = reservation.chain

@@ -7,9 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import orjson
-
-from gateway.core.blocks import Prompt, token_bytes
+from gateway.core.blocks import Prompt, extra_key, token_bytes
 from gateway.prompt.anthropic import read_messages
 from gateway.prompt.batches import Batches
 from gateway.prompt.canonical import canonical
@@ -143,9 +141,7 @@ class Prompts:
     def _extra(self, name: str | None, salt: object) -> bytes:
         """What separates equal tokens in the engine's cache: an adapter, and a cache salt."""
         adapter = None if name is None or name in self._base else name
-        if not isinstance(salt, str) or not salt:
-            salt = None
-        return b"" if adapter is None and salt is None else orjson.dumps([adapter, salt])
+        return extra_key(adapter, salt if isinstance(salt, str) and salt else None)
 
     async def _tokens(
         self, endpoint: str, name: str | None, fields: dict[str, Any]

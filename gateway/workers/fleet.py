@@ -16,6 +16,8 @@ from typing import Any
 from gateway.core.reservation import WorkerId
 from gateway.core.router import Router
 from gateway.core.worker import Engine, Loss
+from gateway.workers.kv_endpoints import EventEndpoints
+from gateway.workers.kv_events import Heard, follow
 from gateway.workers.probe import Limits, ProbeFailed, WorkerClient
 from gateway.workers.scrape import Scrape, parse_scrape
 
@@ -47,7 +49,8 @@ class Every:
 
 @dataclass(slots=True, eq=False)
 class Watched:
-    """One worker of the fleet; ``task`` watches its present process, over ``client``."""
+    """One worker of the fleet; ``task`` watches its present process, over ``client``, and
+    ``following`` follows its events."""
 
     id: WorkerId
     scrape: Scrape | None = None
@@ -60,6 +63,9 @@ class Watched:
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
     client: WorkerClient | None = None
+    endpoints: EventEndpoints | None = None
+    heard: Heard = field(default_factory=Heard)
+    following: asyncio.Task[None] | None = None
 
 
 class Fleet:
@@ -84,10 +90,14 @@ class Fleet:
         self._router.add_worker(worker_id)
         self.workers[worker_id] = Watched(worker_id)
 
-    def started(self, worker_id: WorkerId, url: str) -> None:
-        """A process of this worker was started and will answer at ``url``."""
+    def started(
+        self, worker_id: WorkerId, url: str, endpoints: EventEndpoints | None = None
+    ) -> None:
+        """A process of this worker was started and will answer at ``url``, and tell at
+        ``endpoints`` what its engine caches."""
         watched = self.workers[worker_id]
         self._end(watched)
+        watched.endpoints = endpoints
         watched.scrape = watched.process_start = None
         watched.missed = 0
         self._router.set_ready(worker_id, False, "starting")
@@ -114,15 +124,26 @@ class Fleet:
         await asyncio.gather(*self._ending, return_exceptions=True)
 
     def _end(self, watched: Watched) -> None:
-        task = watched.task
+        self._cancel(watched.task)
+        self._unfollow(watched)
+
+    def _cancel(self, task: asyncio.Task[None] | None) -> None:
         if task is not None and not task.done():
             task.cancel()
             self._ending.add(task)
             task.add_done_callback(self._ending.discard)
 
+    def _unfollow(self, watched: Watched) -> None:
+        self._cancel(watched.following)
+        self._router.caches.followed[watched.id].ended()
+
     def _restarted(self, watched: Watched) -> None:
         watched.starts += 1
+        self._unfollow(watched)
         self._router.new_generation(watched.id, Loss.STARTED)
+        if watched.endpoints is not None:
+            events = follow(self._router.caches, watched.id, watched.endpoints, watched.heard)
+            watched.following = asyncio.get_running_loop().create_task(events)
 
     async def _watch(self, watched: Watched, url: str) -> None:
         client = watched.client = WorkerClient(url)

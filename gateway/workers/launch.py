@@ -67,11 +67,13 @@ class LaunchRequest:
     vllm_args: tuple[str, ...] = ()
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
+    kv_events: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchPlan:
-    """How to start one worker on any port. A limit is None where only vLLM knows it."""
+    """How to start one worker on any port. A limit is None where only vLLM knows it. With
+    `kv_events` it is to tell us what it caches."""
 
     worker_id: str
     device: str
@@ -79,10 +81,11 @@ class LaunchPlan:
     environment: Mapping[str, str] = field(repr=False)
     max_num_seqs: int | None
     max_num_batched_tokens: int | None
+    kv_events: bool = False
 
-    def argv(self, port: int) -> list[str]:
+    def argv(self, port: int, arguments: Sequence[str] = ()) -> list[str]:
         """The address comes last, so that no other argument can move it."""
-        return [*self.command, "--host", LOOPBACK, "--port", str(port)]
+        return [*self.command, *arguments, "--host", LOOPBACK, "--port", str(port)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +186,7 @@ def _plans(
             },
             max_num_seqs=_limit("--max-num-seqs", defaults, given),
             max_num_batched_tokens=_limit("--max-num-batched-tokens", defaults, given),
+            kv_events=request.kv_events and not _decides_events(given),
         )
         for index, place in enumerate(places)
     ]
@@ -203,6 +207,12 @@ def _ours(defaults: Mapping[str, str], given: Mapping[str, str]) -> list[str]:
         if name not in given and opposite not in given:
             ours += [name, value] if value else [name]
     return ours
+
+
+def _decides_events(given: Mapping[str, str]) -> bool:
+    """The user has events of their own, or no cache that could tell of any."""
+    own = any(name.partition(".")[0] == "--kv-events-config" for name in given)
+    return own or "--no-enable-prefix-caching" in given
 
 
 def _refuse(given: Mapping[str, str]) -> None:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gateway.workers.guarded import Command, GuardedProcess, StartFailed, WorkerLog, orphans
+from gateway.workers.kv_endpoints import EventEndpoints, HeldEndpoints
 from gateway.workers.launch import LaunchPlan
 from gateway.workers.ports import LOOPBACK, HeldPort
 
@@ -54,6 +55,7 @@ class WorkerStarted:
     url: str
     pid: int
     gc_folder: Path
+    events: EventEndpoints | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,7 @@ class _Worker:
     pause_seconds: float  # before the next restart
     generation: int = 0
     process: GuardedProcess | None = None
+    events: HeldEndpoints | None = None
     end_reason: str | None = None  # why we are ending this generation ourselves
     ready_since_seconds: float | None = None  # by the event loop's clock
     start_limit: asyncio.TimerHandle | None = None
@@ -135,6 +138,8 @@ class Supervisor:
         finally:
             for worker in self._workers.values():
                 worker.port.close()
+                if worker.events is not None:
+                    worker.events.close()
             if self._lock is not None:
                 os.close(self._lock)
                 self._lock = None
@@ -221,9 +226,9 @@ class Supervisor:
             pid = await worker.process.started()
             self._limit_start(worker)
             url = f"http://{LOOPBACK}:{worker.port.number}"
-            self._on_event(
-                WorkerStarted(worker.plan.worker_id, worker.generation, url, pid, gc_folder)
-            )
+            events = None if worker.events is None else worker.events.endpoints
+            worker_id, generation = worker.plan.worker_id, worker.generation
+            self._on_event(WorkerStarted(worker_id, generation, url, pid, gc_folder, events))
             this_start.set()
             returncode = await worker.process.wait()
         except (OSError, StartFailed) as error:
@@ -241,8 +246,12 @@ class Supervisor:
         if not worker.port.is_free():
             worker.port.close()
             worker.port = HeldPort()
+        if worker.events is not None:
+            worker.events.close()
+        worker.events = HeldEndpoints() if worker.plan.kv_events else None
+        arguments = [] if worker.events is None else worker.events.arguments()
         return Command(
-            worker.plan.argv(worker.port.number),
+            worker.plan.argv(worker.port.number, arguments),
             {**worker.plan.environment, GC_FOLDER_VARIABLE: str(gc_folder)},
             self._empty_folder,
             self._options.unserved_grace_seconds,

@@ -114,9 +114,9 @@ def test_each_setting_is_a_flag_of_the_commands_that_use_it() -> None:
 
     everything = set(Settings.model_fields)
     assert flags("config") | {"model"} == everything
-    up_only = {"model", "gpus", "cpu_workers", "start_seconds", "state_dir"}
+    up_only = {"model", "gpus", "cpu_workers", "kv_events", "start_seconds", "state_dir"}
     assert flags("serve") == everything - up_only
-    assert flags("up") | {"model"} == everything - {"worker"}
+    assert flags("up") | {"model"} == everything - {"worker", "worker_kv_events"}
 
 
 def test_no_command_shows_help() -> None:

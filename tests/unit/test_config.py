@@ -72,6 +72,9 @@ def test_lists_of_the_file_are_lists() -> None:
         ("social_weight", "-1", "greater than or equal to 0"),
         ("worker", "localhost:8000", "http://"),
         ("worker", "http://a,http://a", "twice"),
+        ("worker_kv_events", "tcp://a:1", "1 given for 0 workers"),
+        ("worker_kv_events", "a:1", "is not tcp://HOST:PORT"),
+        ("kv_events", "perhaps", "boolean"),
         ("gpus", "a", "integer"),
         ("log_level", "loud", "'debug', 'info', 'warning' or 'error'"),
     ],
@@ -167,3 +170,10 @@ def test_each_setting_says_what_it_is() -> None:
     for name, field in Settings.model_fields.items():
         assert field.description, name
         assert field.description.endswith("."), name
+
+
+def test_events_of_workers_are_given_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GATEWAY_WORKER", "http://a,http://b")
+    monkeypatch.setenv("GATEWAY_WORKER_KV_EVENTS", "tcp://a:5557+5558, none")
+    assert load_settings({}).worker_kv_events == ["tcp://a:5557+5558", "none"]
+    assert load_settings({"kv_events": "off"}).kv_events is False

@@ -35,7 +35,7 @@ ROOMS = {
     "api": room("core prompt upstream observe", "fastapi fastapi_offline starlette uvicorn orjson"),
     "prompt": room("core", "tokenizers jinja2 orjson huggingface_hub xxhash"),
     "upstream": room("", "httptools"),
-    "workers": room("core", "httpx prometheus_client"),
+    "workers": room("core", "httpx msgspec prometheus_client zmq"),
     "engine": room("", "vllm"),
     "observe": room("core engine", "orjson prometheus_client"),
 }

@@ -176,3 +176,20 @@ def test_a_record_s_outcome_is_a_failure_until_it_is_known() -> None:
     assert [str(o) for o in Outcome] == [
         "ok", "client_gone", "refused", "upstream_error", "upstream_truncated", "timeout",
     ]  # fmt: skip
+
+
+def test_both_views_of_a_cache_are_compared_with_what_was_delivered() -> None:
+    made = metrics("0")
+    both = answered("0", Usage(100, 1, 64))
+    both.estimated_tokens, both.told_tokens = 32, 64
+    one = answered("0", Usage(100, 1, 64))
+    one.estimated_tokens = 96
+    for record in (both, one):
+        made.request_ended(record, 11.0)
+    found = samples(made.registry)
+    name = "gateway_cache_view_error_tokens"
+    assert of(found, f"{name}_sum", worker="0", view="estimate") == 64
+    assert of(found, f"{name}_count", worker="0", view="estimate") == 2
+    assert of(found, f"{name}_bucket", worker="0", view="estimate", le="0.0") == 0
+    assert of(found, f"{name}_count", worker="0", view="events") == 1
+    assert of(found, f"{name}_bucket", worker="0", view="events", le="0.0") == 1

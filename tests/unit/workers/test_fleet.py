@@ -19,7 +19,9 @@ from gateway.core.router import Router
 from gateway.core.worker import Engine, Loss, Worker
 from gateway.workers import fleet as fleet_module
 from gateway.workers.fleet import Every, Fleet, Hooks
+from gateway.workers.kv_endpoints import EventEndpoints
 from gateway.workers.probe import Limits, WorkerClient
+from tests.fake_worker.kv_events import EventPublisher, stored
 from tests.unit.loopback import Served, eventually, run, serving
 from tests.unit.workers.worker_http import MODELS, SERVER_INFO, WorkerHttp, metrics
 
@@ -420,3 +422,46 @@ def test_a_worker_that_ends_while_it_is_probed_leaves_no_connection(
 
     run(main())
     assert "it goes on" not in caplog.text
+
+
+# --- events
+
+
+def test_events_are_followed_from_start_to_start() -> None:
+    async def main() -> None:
+        http = WorkerHttp()
+        with EventPublisher() as engine:
+            endpoints = EventEndpoints(engine.url, engine.replay_url)
+            async with watching(http) as (watch, served):
+                followed = watch.router.caches.followed[A]
+                await watch.until_ready()
+                assert not followed.trusted
+                engine.publish(stored([1, 2], None, list(range(64)), 32))
+                watch.fleet.started(A, served.url, endpoints)
+                await eventually("its cache is known", lambda: followed.cache.copies == 2)
+                assert followed.trusted and followed.capacity_blocks == 500
+                watch.fleet.exited(A, "ended")
+                assert (followed.trusted, followed.cache.copies) == (False, 0)
+                watch.fleet.started(A, served.url)
+                await watch.until_ready()
+                assert not followed.alive
+
+    run(main())
+
+
+def test_a_restart_behind_the_same_address_is_followed_anew() -> None:
+    async def main() -> None:
+        http = WorkerHttp()
+        with EventPublisher() as engine:
+            engine.publish(stored([1, 2], None, list(range(64)), 32))
+            async with watching(http) as (watch, served):
+                followed = watch.router.caches.followed[A]
+                watch.fleet.started(A, served.url, EventEndpoints(engine.url, engine.replay_url))
+                await watch.until_ready()
+                await eventually("its cache is known", lambda: followed.cache.copies == 2)
+                await asyncio.to_thread(engine.restart)
+                http.answers["/metrics"] = (200, metrics(process_start=200.0))
+                await eventually("it is known to be empty", lambda: not followed.cache.copies)
+                await eventually("it is trusted", lambda: followed.trusted)
+
+    run(main())

@@ -223,3 +223,21 @@ def test_our_own_environment_is_not_changed() -> None:
     before = dict(os.environ)
     plan_cpu_workers(LaunchRequest("org/model"), [[0]], os.environ)
     assert dict(os.environ) == before
+
+
+def test_workers_tell_what_they_cache_unless_it_was_decided_otherwise() -> None:
+    assert all(plan.kv_events for plan in (*on_cpu(), *on_gpu()))
+    for decided in (
+        ["--kv-events-config", "{}"],
+        ["--kv_events_config={}"],
+        ["--kv-events-config.publisher", "zmq"],
+        ["--no-enable-prefix-caching"],
+    ):
+        assert not any(plan.kv_events for plan in on_cpu(*decided))
+    request = LaunchRequest("org/model", kv_events=False)
+    assert not any(plan.kv_events for plan in plan_gpu_workers(request, ["0"], ENVIRONMENT))
+
+
+def test_arguments_of_one_start_come_before_the_address() -> None:
+    argv = on_cpu()[0].argv(4321, ["--kv-events-config", "{}"])
+    assert argv[-6:] == ["--kv-events-config", "{}", "--host", "127.0.0.1", "--port", "4321"]

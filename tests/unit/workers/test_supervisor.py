@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import json
 import os
 import signal
 import socket
@@ -332,6 +334,23 @@ def test_restart_returns_when_the_supervisor_stops(tmp_path: Path) -> None:
             await supervisor.stop(0)
             async with asyncio.timeout(SOON_SECONDS):
                 await restart
+
+    asyncio.run(case())
+
+
+def test_each_start_tells_its_events_at_addresses_of_its_own(tmp_path: Path) -> None:
+    async def case() -> None:
+        telling = dataclasses.replace(plan(), kv_events=True)
+        async with running(tmp_path, telling) as (watched, supervisor):
+            first = await watched.started()
+            assert first.events is not None and first.events.bound
+            config = json.loads(argument(first.pid, "--kv-events-config"))
+            assert config["endpoint"] == first.events.live
+            assert config["replay_endpoint"] == first.events.replay
+            await supervisor.restart("0")
+            await watched.exited()
+            again = await watched.started()
+            assert again.events is not None and again.events.live != first.events.live
 
     asyncio.run(case())
 
