@@ -103,7 +103,7 @@ def test_c68_series_are_bounded_and_carry_nothing_personal(
         secret = f"sk-secret-{i}-{uuid.uuid4().hex}"
         headers = [
             ("Authorization", f"Bearer {secret}"),
-            ("X-Request-Id", secret),
+            ("X-Request-Id", f"id-{i}"),
             ("User-Agent", secret),
         ]
         body = chat(secret, model=f"model-{secret}", user=f"{secret}@example.org")
@@ -117,7 +117,9 @@ def test_c68_series_are_bounded_and_carry_nothing_personal(
     for i in range(2, 12):
         ask(i)
     assert set(gateway.samples()) == series
-    assert "sk-secret" not in exchange(gateway.url, "/metrics").body.decode()
+    metrics = exchange(gateway.url, "/metrics").body.decode()
+    assert "sk-secret" not in metrics and "id-3" not in metrics
+    until("the last has its line", lambda: "id=id-11 " in gateway.log())
     assert "sk-secret" not in gateway.log()
 
 
