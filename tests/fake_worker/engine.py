@@ -10,9 +10,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
+
+from tests.fake_worker.kv_events import CLEARED, Event, removed, stored
 
 BYTES_PER_TOKEN = 4
 STEP_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
@@ -24,6 +26,10 @@ def tokens_of(prompt: Any) -> list[bytes]:
         return [str(token).encode() for token in prompt]
     raw = str(prompt).encode("utf-8", "surrogatepass")
     return [raw[i : i + BYTES_PER_TOKEN] for i in range(0, len(raw), BYTES_PER_TOKEN)]
+
+
+def token_id(token: bytes) -> int:
+    return int(token) if token.isdigit() else int.from_bytes(token, "little")
 
 
 def render(body: dict[str, Any]) -> str:
@@ -51,12 +57,17 @@ def prompts_of(body: dict[str, Any]) -> list[list[bytes]]:
 
 
 class PrefixCache:
-    """Chained blocks under least-recently-used eviction, the tail of a chain first."""
+    """Chained blocks under least-recently-used eviction, the tail of a chain first. `tell` hears
+    of each change, as of one step of the engine."""
 
     def __init__(self, block_tokens: int, capacity_blocks: int) -> None:
         self.block_tokens = block_tokens
         self.capacity_blocks = capacity_blocks
+        self.tell: Callable[[list[Event]], object] = lambda events: None
         self._blocks: OrderedDict[bytes, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._blocks)
 
     def look_up_and_store(self, tokens: list[bytes], salt: str) -> int:
         """Leading tokens that were held; the last token is always computed, as vLLM does."""
@@ -64,16 +75,28 @@ class PrefixCache:
         held = 0
         while held < len(chain) and chain[held] in self._blocks:
             held += 1
+        new = [n for n, block in enumerate(chain) if block not in self._blocks]
+        events = [self._stored(chain, tokens, new[0])] if new else []
         for block in reversed(chain):
             self._blocks[block] = None
             self._blocks.move_to_end(block)
         while len(self._blocks) > self.capacity_blocks:
-            self._blocks.popitem(last=False)
+            events.append(removed([name(self._blocks.popitem(last=False)[0])]))
+        if events:
+            self.tell(events)
         usable = (len(tokens) - 1) // self.block_tokens if tokens else 0
         return min(held, usable) * self.block_tokens
 
     def clear(self) -> None:
         self._blocks.clear()
+        self.tell([CLEARED])
+
+    def _stored(self, chain: list[bytes], tokens: list[bytes], first: int) -> Event:
+        ids = [token_id(token) for token in tokens]
+        size = self.block_tokens
+        parent = name(chain[first - 1]) if first else None
+        told = ids[first * size : len(chain) * size]
+        return stored([name(block) for block in chain[first:]], parent, told, size)
 
     def _chain(self, tokens: list[bytes], salt: str) -> Iterable[bytes]:
         parent = salt.encode()
@@ -81,6 +104,11 @@ class PrefixCache:
             block = b"\0".join(tokens[end - self.block_tokens : end])
             parent = hashlib.blake2b(parent + block, digest_size=16).digest()
             yield parent
+
+
+def name(block: bytes) -> int:
+    """Of a block in events."""
+    return int.from_bytes(block[-8:], "big")
 
 
 @dataclass

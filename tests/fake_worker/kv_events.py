@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import msgspec
 import zmq
@@ -50,6 +50,7 @@ class EventPublisher:
         self._connect_to = connect_to
         self.url = connect_to or "tcp://127.0.0.1:*"
         self.replay_url = replay or "tcp://127.0.0.1:*"
+        self.losing: Literal["no", "on the way", "for good"] = "no"
         self.mute_replays = False
         self.asked: list[int] = []
         self.next = 0
@@ -96,6 +97,8 @@ class EventPublisher:
         self, *events: Any, lost: bool = False, kept: bool = True, raw: bytes | None = None
     ) -> int:
         """One batch and its number; `lost` on its way, and `kept` for a replay."""
+        lost |= self.losing != "no"
+        kept &= self.losing != "for good"
         batch = raw if raw is not None else msgspec.msgpack.encode([time.time(), list(events), 0])
         with self._lock:
             number, self.next = self.next, self.next + 1

@@ -11,6 +11,7 @@ from typing import Any, Self, TypeVar
 
 from tests.fake_worker.connection import Received
 from tests.fake_worker.engine import Engine
+from tests.fake_worker.kv_events import EventPublisher
 from tests.fake_worker.script import Script
 from tests.fake_worker.server import FakeServer
 
@@ -93,6 +94,10 @@ class FakeWorker:
                     connection.reset()
 
         self._in_loop(stop)
+
+    def tell(self, publisher: EventPublisher) -> None:
+        """Let that publisher tell of this worker's cache from now on."""
+        self.engine.cache.tell = lambda events: publisher.publish(*events)
 
     def say(self, **script: Any) -> None:
         """Play this on every request that brings no script of its own."""
