@@ -99,6 +99,25 @@ def test_an_answer_that_counts_other_tokens_switches_the_model(
     until("it is read as bytes", lambda: gateway.total(fallback, reason="mismatch") == 1)
 
 
+def test_an_answer_that_is_not_whole_says_nothing(
+    start_gateway: StartGateway, worker: FakeWorker
+) -> None:
+    """Its last event may count the tokens of one prompt of several."""
+    gateway = start_gateway(workers=[worker.url])
+    for cut in ("fin", "clean"):
+        how = scripted(cut=cut, cut_after=3)
+        answer = exchange(
+            gateway.url, COMPLETIONS, completion(["a", "b"], stream=True), headers=how
+        )
+        assert answer.end == "cut"
+    truncated = "upstream_truncated"
+    until(
+        "both are counted",
+        lambda: gateway.total("gateway_requests_total", outcome=truncated) == 2,
+    )
+    assert (mode(gateway), mismatches(gateway)) == ("exact", 0)
+
+
 def test_an_odd_kind_of_request_is_switched_alone(
     start_gateway: StartGateway, worker: FakeWorker
 ) -> None:
