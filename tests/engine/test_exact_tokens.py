@@ -26,6 +26,8 @@ from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(420)
 
+FALLBACK = "gateway_affinity_fallback_total"
+MISMATCHES = "gateway_prompt_token_mismatches_total"
 USER = {"role": "user", "content": "What is the capital of France? " * 8}
 SYSTEM = {"role": "system", "content": "Answer in one short sentence. " * 8}
 TOOL = {
@@ -92,10 +94,13 @@ def test_every_probe_is_read_as_the_engine_reads_it(served: UpProcess) -> None:
         finally:
             await client.close()
 
-    assert asyncio.run(asked()) == Verdict("openai", {})
+    verdict = asyncio.run(asked())
+    assert verdict.content == "openai"
+    # vLLM 0.28 keeps the billing line; such prompts are read as bytes there.
+    assert verdict.failed.keys() <= {"billing"}, verdict
+    assert served.log().count("are read as bytes") == len(verdict.failed)
     for name in (MODEL_NAME, ALIAS, ADAPTER):
         assert f"model {name}: prompts are read as exact tokens" in served.log()
-    assert "read as bytes" not in served.log()
 
 
 @pytest.mark.parametrize("probe", PROBES, ids=lambda probe: probe.name)
@@ -208,7 +213,7 @@ def test_the_engine_counts_and_caches_what_was_read(
 ) -> None:
     """Under a salt of their own: what is cached then was put there by the same body."""
     body = {**body, "cache_salt": uuid.uuid4().hex}
-    bytes_before = served.total("gateway_affinity_fallback_total")
+    bytes_before, wrong_before = served.total(FALLBACK), served.total(MISMATCHES)
     with httpx.Client(base_url=served.url, timeout=120, trust_env=False) as client:
         answers = [client.post(path, json=body) for _ in range(2)]
     for answer in answers:
@@ -220,12 +225,12 @@ def test_the_engine_counts_and_caches_what_was_read(
         # Of several answers to one prompt the later find what the first has left.
         assert cached_tokens(answers[1].json()["usage"]) == predicted[1]
     # Counted when the requests before had ended, which their successors show.
-    assert served.total("gateway_affinity_fallback_total") == bytes_before
-    assert served.total("gateway_prompt_token_mismatches_total") == 0, served.log()[-2000:]
+    assert served.total(FALLBACK) == bytes_before
+    assert served.total(MISMATCHES) == wrong_before, served.log()[-2000:]
 
 
 def test_what_is_not_read_exactly_is_answered_all_the_same(served: UpProcess) -> None:
-    before = served.total("gateway_affinity_fallback_total")
+    before, wrong = served.total(FALLBACK), served.total(MISMATCHES)
     bodies = [
         of_text("Once upon a time", truncate_prompt_tokens=2),
         of_messages(USER, thinking={"type": "disabled"}),
@@ -237,9 +242,9 @@ def test_what_is_not_read_exactly_is_answered_all_the_same(served: UpProcess) ->
             assert answer.status_code == 200, answer.text
     until(
         "all are counted",
-        lambda: served.total("gateway_affinity_fallback_total") == before + len(bodies),
+        lambda: served.total(FALLBACK) == before + len(bodies),
     )
-    assert served.total("gateway_prompt_token_mismatches_total") == 0
+    assert served.total(MISMATCHES) == wrong
 
 
 def test_c53_names_salts_and_adapters(served: UpProcess) -> None:
@@ -272,7 +277,7 @@ def tokenized(worker: httpx.Client) -> float:
 def test_real_requests_ids_are_compared_now_and_then(
     served: UpProcess, worker: httpx.Client
 ) -> None:
-    before = tokenized(worker)
+    before, wrong = tokenized(worker), served.total(MISMATCHES)
     with httpx.Client(base_url=served.url, timeout=60, trust_env=False) as client:
 
         def compared() -> bool:
@@ -281,4 +286,4 @@ def test_real_requests_ids_are_compared_now_and_then(
             return tokenized(worker) >= before + 3
 
         until("some were compared", compared, 20)
-    assert served.total("gateway_prompt_token_mismatches_total") == 0
+    assert served.total(MISMATCHES) == wrong
