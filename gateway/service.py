@@ -8,6 +8,7 @@ import gc
 import itertools
 import logging
 import os
+import random
 import signal
 import socket
 import sys
@@ -139,13 +140,14 @@ class Service:
         await self.source.prepare(models, client.tokenize)
 
     def _tokenize_of(self, model: str) -> Tokenize | None:
-        """`/tokenize` of a ready worker that has the model; no ids where it does not answer."""
-        for worker_id, watched in self.fleet.workers.items():
-            worker = self.router.workers[worker_id]
-            client = watched.client
-            if worker.available and client is not None and model in worker.models:
-                return partial(_ids_or_none, client)
-        return None
+        """`/tokenize` of any ready worker that has the model: each has its turn now and then."""
+        clients = [
+            watched.client
+            for worker_id, watched in self.fleet.workers.items()
+            if (worker := self.router.workers[worker_id]).available and model in worker.models
+        ]
+        client = random.choice(clients) if clients else None
+        return None if client is None else partial(_ids_or_none, client)
 
     def _ready(self, worker_id: WorkerId) -> None:
         if not self._warm:
@@ -185,6 +187,7 @@ class Service:
 
 
 async def _ids_or_none(client: WorkerClient, body: dict[str, Any]) -> list[int] | None:
+    """No ids where the worker does not answer."""
     try:
         return await client.tokenize(body)
     except ProbeFailed as error:

@@ -271,10 +271,14 @@ class _Relayed:
             return
         self.record.answered = True
         usage = self.record.usage = answer.usage
+        if not answer.complete:
+            self.record.outcome = Outcome.UPSTREAM_TRUNCATED
+            return
+        self.record.outcome = Outcome.OK
         tokens = self._reading.tokens
+        # Only the usage of a whole answer is that of all its prompts.
         if usage is not None and tokens is not None and usage.prompt_tokens != tokens:
             self._deps.prompts.answered(self._reading, usage.prompt_tokens)
-        self.record.outcome = Outcome.OK if answer.complete else Outcome.UPSTREAM_TRUNCATED
 
 
 def _outcome(error: UpstreamError, streaming: bool = False) -> Outcome:

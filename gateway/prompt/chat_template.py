@@ -68,6 +68,8 @@ class ChatTemplate:
             messages = _developer_as_system(messages)
         if not conversation.continues:
             return self._write(conversation, messages)
+        if "content" not in self._source:  # transformers looks for the word
+            raise TemplateFailed("the template shows no content to go on with")
         before, last = _marked(messages)
         return _up_to_mark(self._write(conversation, before), last)
 

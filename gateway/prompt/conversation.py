@@ -140,7 +140,7 @@ def _parts(content: object, features: set[str]) -> Parts:
             raise NotExact("not_text")
         if (text := part.get(key)) is None and part["type"] in ("text", "refusal"):
             continue
-        if not isinstance(text, str):
+        if not isinstance(text, str) or (part["type"] != "text" and text.startswith(_BILLING)):
             raise NotExact("not_text")
         more = {name: value for name, value in part.items() if name not in _DROPPED_PART_KEYS}
         if more:

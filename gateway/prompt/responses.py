@@ -46,8 +46,11 @@ def read_responses(fields: dict[str, Any], drops_tools: bool) -> Conversation:
         tools = read_tools(shown, features, drops_tools)
     reasoning = fields.get("reasoning")
     effort = reasoning.get("effort") if isinstance(reasoning, dict) else None
+    given = fields.get("chat_template_kwargs")
+    if isinstance(given, dict) and any(value in (None, "auto") for value in given.values()):
+        raise NotExact("option")  # left out or not by the worker's own defaults
     asked = {
-        "chat_template_kwargs": fields.get("chat_template_kwargs"),
+        "chat_template_kwargs": given,
         "reasoning_effort": effort,
     }
     seen = variables(asked, features)

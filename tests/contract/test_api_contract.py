@@ -13,7 +13,16 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.bodies import CHAT, COMPLETIONS, chat, completion, scripted
+from tests.bodies import (
+    CHAT,
+    COMPLETIONS,
+    MESSAGES,
+    RESPONSES,
+    chat,
+    completion,
+    response,
+    scripted,
+)
 from tests.contract.expect import assert_openai_error
 from tests.gateway_process import total
 from tests.raw_http import RawClient, exchange
@@ -42,6 +51,35 @@ def test_completion_answers(gateway_url: str, model_name: str) -> None:
     assert body["object"] == "text_completion"
     assert isinstance(body["choices"][0]["text"], str)
     assert body["usage"]["completion_tokens"] <= 5
+
+
+@pytest.mark.parametrize("path", [MESSAGES, RESPONSES])
+@pytest.mark.parametrize("stream", [False, True])
+def test_other_apis_answer(gateway_url: str, model_name: str, path: str, stream: bool) -> None:
+    """Whole, byte for byte, and with the engine's own count, which is compared with ours."""
+
+    def ok() -> float:
+        return total(gateway_url, "gateway_requests_total", outcome="ok")
+
+    def counted() -> float:
+        return total(gateway_url, "gateway_prompt_tokens_total")
+
+    make = chat if path == MESSAGES else response
+    mismatches = "gateway_prompt_token_mismatches_total"
+    ok_before, tokens_before, wrong = ok(), counted(), total(gateway_url, mismatches)
+    body = make("Say hello. " * 20, model_name, stream=stream)
+    answer = exchange(gateway_url, path, body, seconds=SECONDS)
+    assert (answer.status, answer.end) == (200, "complete"), answer.body
+    assert answer.header("x-gateway-worker") in ("0", "1")
+    if stream:
+        last = answer.events()[-1]
+        ends = (b"event: message_stop\n", b"event: response.completed\n")
+        assert last.startswith(ends) and last.endswith(b"}\n\n")
+    else:
+        assert answer.json()["model"] == model_name
+    until("it is counted as whole", lambda: ok() == ok_before + 1)
+    assert counted() > tokens_before + 40
+    assert total(gateway_url, mismatches) == wrong
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])

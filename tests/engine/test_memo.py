@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 
 import pytest
 from hypothesis import given, settings
@@ -22,6 +23,16 @@ SNIPPETS = (
     " Zwölf Boxkämpfer jagen Viktor quer über den großen Sylter Deich",
     " Портной гуляет по городу, а кошка спит на окне",  # noqa: RUF001
     "日本語のテキストです。 これは 二つ目の文 です",
+    "人人生而自由, 在尊严和权利上一律平等. API 的 key 是 free",
+    "모든 인간은 태어날 때부터 자유로우며 and equal in dignity 평등하다",
+    " सभी मनुष्यों को गौरव और अधिकारों में a birth right है",
+    "มนุษย์ทั้งหลายเกิดมามีอิสระ and equal กันในเกียรติศักดิ์",
+    " Όλοι οι άνθρωποι γεννιούνται ελεύθεροι, ἐν ἀρχῇ ἦν ὁ λόγος",  # noqa: RUF001
+    " כל בני האדם נולדו בני חורין and free ושווים",
+    " Tous les êtres humains naissent libres; l'État, c'est moi, qu'il dit",
+    " Iğdır'ın ılık ışığı İstanbul a kadar İNSAN haklarına",  # noqa: RUF001
+    " SELECT a FROM b WHERE c = 'it''s' -- done\n\tif (x && y) { return f(a, b) || !c; }",
+    "<s> </s> <unk> [INST] a [/INST] <|im_end| > <| im_end|> <|im_end|>a <|im_start|> b c",
     " العربية نص تجريبي طويل بعض الشيء",
     "🙂🏽 👩‍👩‍👧‍👦 emoji  in\ttext ",
     "def f(x):\n    return [i ** 2 for i in range(x) if i % 2]\n\n\nclass A(B): pass\r\n",
@@ -56,6 +67,42 @@ def test_pieces_are_the_text_and_their_ids_its_ids(text: str) -> None:
     assert "".join(cut) == text
     joined = [i for piece in cut for i in TOKENIZER.encode(piece, False)]
     assert joined == TOKENIZER.encode(text, False)
+
+
+@settings(max_examples=100, deadline=None)
+@given(texts)
+def test_any_seam_may_begin_a_piece(text: str) -> None:
+    whole = TOKENIZER.encode(text, False)
+    for seam in memo._SEAM.finditer(text):
+        left, right = text[: seam.start()], text[seam.start() :]
+        assert TOKENIZER.encode(left, False) + TOKENIZER.encode(right, False) == whole
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(texts, min_size=1, max_size=5), st.booleans())
+def test_a_text_that_grows_has_the_ids_of_the_whole(turns: list[str], special: bool) -> None:
+    async def main() -> None:
+        batches = Batches()
+        remembered = memo.Memo(TOKENIZER, batches, 1 << 20)
+        for end in range(1, len(turns) + 1):
+            text = "".join(turns[:end])
+            expected = token_bytes(TOKENIZER.encode(text, special))
+            assert await remembered.encode(text, special) == expected
+        batches.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("seam", [r"(?<=[a-z])(?=[a-z])", r"(?<= )(?=[A-Za-z])"])
+def test_other_places_are_no_seams(monkeypatch: pytest.MonkeyPatch, seam: str) -> None:
+    """A seeded fault: the properties above would see a piece that begins elsewhere."""
+    monkeypatch.setattr(memo, "_SEAM", re.compile(seam))
+    differ = 0
+    for text in SNIPPETS:
+        joined = [i for piece in memo.pieces(text) for i in TOKENIZER.encode(piece, False)]
+        differ += joined != TOKENIZER.encode(text, False)
+    assert differ
+    assert not memo.holds(TOKENIZER, list(SNIPPETS))
 
 
 def test_a_burst_is_tokenised_once_and_a_leaver_takes_nothing_away() -> None:

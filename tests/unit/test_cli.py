@@ -13,8 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
+from gateway import cli
 from gateway.cli import app
 from gateway.config import Settings, load_settings
+from gateway.workers import devices
 from tests.gateway_process import GatewayProcess
 
 pytestmark = pytest.mark.usefixtures("no_settings")
@@ -105,6 +107,18 @@ def test_up_needs_a_model() -> None:
     result = gateway("up")
     assert result.exit_code == 2
     assert "gateway up MODEL" in result.stderr
+
+
+def test_the_template_that_is_named_is_the_workers_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(devices, "visible_gpus", lambda environment: [])
+    chosen = Settings(model="org/model", chat_template=Path("/t.jinja"), cpu_workers=1)
+    for arguments, expected in (((), "/t.jinja"), (("--chat-template", "/other"), "/other")):
+        plans, _ = cli._plans(chosen, arguments)
+        command = plans[0].command
+        assert command.count("--chat-template") == 1
+        assert command[command.index("--chat-template") + 1] == expected
 
 
 def test_each_setting_is_a_flag_of_the_commands_that_use_it() -> None:

@@ -138,6 +138,12 @@ def test_the_billing_line_is_left_out() -> None:
     assert shown({"role": "user", "content": line}) == dumped({"role": "user", "content": line})
 
 
+def test_the_billing_line_of_another_part_is_not_exact() -> None:
+    refusal = {"type": "refusal", "refusal": "x-anthropic-billing-header: 1"}
+    with pytest.raises(NotExact):
+        read({"role": "system", "content": [refusal]})
+
+
 # --- developers
 
 
@@ -289,5 +295,5 @@ def test_no_message_is_changed() -> None:
     before = json.dumps(messages)
     told = {"add_generation_prompt": False, "continue_final_message": True}
     for content in ("string", "openai"):
-        shown(*messages, content=content, **told)
+        shown(*messages, content=content, source="{{ messages | tojson }}{# content #}", **told)
     assert json.dumps(messages) == before

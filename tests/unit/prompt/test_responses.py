@@ -102,6 +102,7 @@ def test_effort_stands_with_reasoning() -> None:
         ({"truncation": "auto"}, "option"),
         ({"truncation": None}, "option"),
         ({"mm_processor_kwargs": {}}, "option"),
+        ({"chat_template_kwargs": {"a": None}}, "option"),
         ({"tools": [{"type": "web_search"}]}, "option"),
         ({"tools": [{"type": "custom", "name": "f"}]}, "option"),
         ({"tools": {"type": "function"}}, "option"),

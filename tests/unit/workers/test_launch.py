@@ -18,6 +18,7 @@ from gateway.workers.launch import (
     plan_cpu_workers,
     plan_gpu_workers,
 )
+from gateway.workers.prompt_options import prompt_options
 
 ENVIRONMENT = {"PATH": "/usr/bin", "HOME": "/home/someone", "XDG_CACHE_HOME": "/caches"}
 
@@ -52,6 +53,17 @@ def test_the_command_starts_vllm_s_server_on_loopback() -> None:
     ):
         assert argv.count(option) == 1
     assert "--block-size" not in argv
+
+
+def test_workers_find_the_files_that_were_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They run in a folder of their own."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.jinja").write_text("x")
+    (plan, _) = on_cpu("--chat-template", "t.jinja")
+    assert values(plan, "--chat-template") == [str(tmp_path / "t.jinja")]
+    assert prompt_options(plan.command).chat_template == tmp_path / "t.jinja"
 
 
 def test_limits_are_always_passed_and_known() -> None:
