@@ -57,7 +57,7 @@ class BlocksStored(NamedTuple):
 
 
 class BlocksRemoved(NamedTuple):
-    hashes: Sequence[EngineHash]
+    hashes: list[EngineHash]
     tier: str = GPU
 
 

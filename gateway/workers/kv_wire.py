@@ -6,8 +6,8 @@ or, with VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES=0, as bytes, of which the last eigh
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, cast
 
 import msgspec
 
@@ -23,7 +23,7 @@ from gateway.core.engine_cache import (
 )
 from gateway.core.event_order import Batch
 
-_TIERS = {None: GPU, "gpu": GPU, "cpu": CPU}
+_TIERS = {None: GPU, "GPU": GPU, "gpu": GPU, "CPU": CPU, "cpu": CPU}
 _OUR_GROUPS = (None, 0)
 
 Hash = int | bytes
@@ -90,7 +90,7 @@ def decode(number: int, payload: bytes) -> Batch:
             batch = _Batch(loose.ts, known)
     except msgspec.DecodeError as error:
         raise Undecodable(str(error)) from error
-    return Batch(number, batch.ts, list(_events(batch.events)))
+    return Batch(number, batch.ts, _events(batch.events))
 
 
 def _one(raw: msgspec.Raw) -> _Known | None:
@@ -98,46 +98,41 @@ def _one(raw: msgspec.Raw) -> _Known | None:
     return _event.decode(raw) if _kind.decode(raw).type in _KINDS else None
 
 
-def _events(told: Sequence[_Known]) -> Iterator[Event]:
+def _events(told: Sequence[_Known]) -> list[Event]:
     """Removals are told one by one: those that follow each other are joined."""
-    removed: list[int] = []
-    removed_from = GPU
+    events: list[Event] = []
     for event in told:
-        if isinstance(event, _Removed) and event.group_idx in _OUR_GROUPS:
-            tier = _tier(event.medium)
-            if removed and tier != removed_from:
-                yield BlocksRemoved(removed, removed_from)
-                removed = []
-            removed_from = tier
-            removed += _numbers(event.block_hashes)
-            continue
-        if removed:
-            yield BlocksRemoved(removed, removed_from)
-            removed = []
         if isinstance(event, _Cleared):
-            yield AllCleared()
+            events.append(AllCleared())
         elif event.group_idx not in _OUR_GROUPS:
-            yield OtherCache()
+            events.append(OtherCache())
         elif isinstance(event, _Stored):
-            yield from _stored(event)
-    if removed:
-        yield BlocksRemoved(removed, removed_from)
+            events += _stored(event)
+        else:
+            tier, hashes = _tier(event.medium), _numbers(event.block_hashes)
+            last = events[-1] if events else None
+            if isinstance(last, BlocksRemoved) and last.tier == tier:
+                last.hashes.extend(hashes)
+            else:
+                events.append(BlocksRemoved(hashes, tier))
+    return events
 
 
-def _stored(event: _Stored) -> Iterator[BlocksStored]:
+def _stored(event: _Stored) -> Sequence[BlocksStored]:
     """One event, or two where more than tokens went into its later blocks (an image)."""
     hashes = _numbers(event.block_hashes)
     parent = None if event.parent_block_hash is None else _number(event.parent_block_hash)
     salt, plain = _extra(event, len(hashes))
     size, tokens = event.block_size, event.token_ids
-    whole = BlocksStored(
-        hashes, parent, tokens, size, _tier(event.medium), event.lora_name, salt, plain == 0
+    whole = BlocksStored(hashes, parent, tokens, size, _tier(event.medium), event.lora_name, salt)
+    if plain == len(hashes):
+        return (whole,)
+    if plain == 0 or len(tokens) != size * len(hashes):
+        return (whole._replace(opaque=True),)
+    return (
+        whole._replace(hashes=hashes[:plain], token_ids=tokens[: plain * size]),
+        whole._replace(hashes=hashes[plain:], token_ids=tokens[plain * size :], opaque=True),
     )
-    if plain in (0, len(hashes)) or len(tokens) != size * len(hashes):
-        yield whole if plain == len(hashes) else whole._replace(opaque=True)
-        return
-    yield whole._replace(hashes=hashes[:plain], token_ids=tokens[: plain * size])
-    yield whole._replace(hashes=hashes[plain:], token_ids=tokens[plain * size :], opaque=True)
 
 
 def _extra(event: _Stored, blocks: int) -> tuple[str | None, int]:
@@ -146,9 +141,11 @@ def _extra(event: _Stored, blocks: int) -> tuple[str | None, int]:
     """
     if event.lora_id is not None and event.lora_name is None:
         return None, 0
+    if event.extra_keys is None or not any(event.extra_keys):
+        return None, blocks
     salt = None
     named = [event.lora_name] if event.lora_name is not None else []
-    for number, keys in enumerate(event.extra_keys or ()):
+    for number, keys in enumerate(event.extra_keys):
         if not keys or keys == named:
             continue
         rest = keys[1:] if named and keys[:1] == named else keys
@@ -160,11 +157,14 @@ def _extra(event: _Stored, blocks: int) -> tuple[str | None, int]:
 
 
 def _tier(medium: str | None) -> str:
-    return _TIERS.get(medium if medium is None else medium.lower(), OTHER)
+    return _TIERS.get(medium, OTHER)
 
 
 def _numbers(hashes: list[Hash]) -> list[int]:
-    return [_number(each) for each in hashes]
+    # An engine writes all of them in one way.
+    if hashes and isinstance(hashes[0], bytes):
+        return [_number(each) for each in hashes]
+    return cast(list[int], hashes)
 
 
 def _number(told: Hash) -> int:

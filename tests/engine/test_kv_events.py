@@ -126,8 +126,8 @@ def test_questions_on_new_documents(up: UpProcess) -> None:
 
 # --- a cache far too small
 
-DOCUMENTS, ASKED, WORDS = 30, 120, 220
-BLOCKS = 64
+DOCUMENTS, ASKED, WORDS = 30, 80, 160
+BLOCKS = 48
 
 
 @pytest.fixture(scope="module")

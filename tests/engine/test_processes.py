@@ -83,6 +83,7 @@ def test_kill_of_a_worker_mid_stream(up: UpProcess) -> None:
     assert {answer[:8] for answer in answers} == {"worker 0", "worker 1"}
     until("the dead group is gone", lambda: not old & set(up.engine_processes()), 20)
     until("the worker is back", lambda: up.all_ready(2), LOAD_SECONDS)
+    until("its events are followed", lambda: up.total("gateway_cache_view", mode="events") == 2, 10)
     assert up.total("gateway_worker_restarts_total", worker="1") == before + 1
     assert up.total("gateway_worker_generation", worker="1") == before + 2
     assert up.total("gateway_requests_total", outcome="upstream_truncated", worker="1") >= 1

@@ -66,7 +66,7 @@ class NaiveEngine:
 
     def evict(self, number: int) -> list[Event]:
         tier, key = self.copies.pop(number)
-        return [BlocksRemoved((own_hash(key),), tier)]
+        return [BlocksRemoved([own_hash(key)], tier)]
 
     def clear(self) -> list[Event]:
         self.copies.clear()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from gateway.core.blocks import Chain, Prompt, token_bytes
 from gateway.core.engine_cache import AllCleared, BlocksStored, OtherCache
 from gateway.core.followed import Followed
@@ -16,6 +19,7 @@ from tests.unit.core.naive_engine import NaiveEngine
 A = WorkerId("a")
 SIZE = 4
 IDS = tuple(range(1, 42))  # ten blocks and a token
+CHAIN: Chain = Prompt(token_bytes(IDS), True).chain(SIZE)
 
 
 def router(capacity_blocks: int = 100) -> Router:
@@ -202,5 +206,57 @@ def test_generated_tokens_are_the_engines_word() -> None:
     made, engine = router(), NaiveEngine(SIZE)
     compute(made, engine, IDS[:9])
     compute(made, engine, IDS[:20])
-    chain: Chain = Prompt(token_bytes(IDS), True).chain(SIZE)
-    assert made.caches.predict(made.workers[A], chain) == (0, 5)
+    assert made.caches.predict(made.workers[A], CHAIN) == (0, 5)
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("admit"), st.integers(1, 41)),
+            st.tuples(st.just("compute"), st.integers(1, 41)),
+            st.tuples(st.sampled_from(("settle", "refuse")), st.integers(0, 5)),
+            st.tuples(st.sampled_from(("lost", "cleared", "evict", "slept")), st.just(0)),
+        ),
+        max_size=30,
+    )
+)
+def test_told_is_what_is_held_and_what_is_on_its_way(steps: list[tuple[str, int]]) -> None:
+    """Of blocks that were held when a request was placed, and are gone before it runs, nothing is
+    expected: those alone may be missed."""
+    made, engine = router(), NaiveEngine(SIZE)
+    live: list[tuple[Reservation, int]] = []
+    gone = False
+    compute(made, engine, (9,) * SIZE)
+    for step, number in steps:
+        if step == "admit":
+            live.append((admit(made, IDS[:number]), number))
+        elif step == "compute":
+            compute(made, engine, IDS[:number])
+        elif step in ("settle", "refuse") and live:
+            held, _ = live.pop(number % len(live))
+            made.settle(held, Result(computed=step == "settle"), 1.0)
+        elif step == "lost":
+            followed(made).lost()
+        elif step in ("cleared", "slept"):
+            for event in engine.clear():
+                made.caches.apply(A, event)
+            if step == "slept":
+                made.new_generation(A, Loss.SLEPT)
+        elif step == "evict" and engine.copies:
+            for event in engine.evict(len(engine.copies) - 1):
+                made.caches.apply(A, event)
+        told = made.caches.predict(made.workers[A], CHAIN).told
+        if followed(made).partial:
+            assert told is None
+            gone = bool(live)
+            continue
+        current = made.workers[A].generation
+        ahead = [length // SIZE for held, length in live if held.generation == current]
+        known = followed(made).cache.leading(CHAIN.hashes, 10, {})
+        assert told is not None and known <= told <= max([known, *ahead])
+        gone |= step in ("lost", "cleared", "evict") and bool(live)
+        gone &= bool(live)
+        assert gone or told == max([known, *ahead])
+    for held, _ in live:
+        made.settle(held, Result(), 1.0)
+    assert followed(made).expected == {}

@@ -56,11 +56,11 @@ def test_each_copy_is_removed_for_itself() -> None:
     cache.store(stored(IDS))
     cache.store(stored(IDS[16:], 104, 103))
     assert (cache.copies, cache.blocks(GPU)) == (6, 5)
-    cache.remove(BlocksRemoved((104,)))
+    cache.remove(BlocksRemoved([104]))
     assert leading(cache, chain(IDS)) == 5
-    cache.remove(BlocksRemoved((104,)))
+    cache.remove(BlocksRemoved([104]))
     assert leading(cache, chain(IDS)) == 4
-    cache.remove(BlocksRemoved((104, 104)))
+    cache.remove(BlocksRemoved([104, 104]))
     assert (cache.copies, cache.blocks(GPU)) == (4, 4)
 
 
@@ -70,7 +70,7 @@ def test_blocks_behind_an_unknown_parent_are_counted_and_not_guessed() -> None:
     assert (cache.untranslated, cache.blocks(GPU)) == (3, 0)
     cache.store(stored(IDS[:8], 100))
     assert leading(cache, chain(IDS)) == 2
-    cache.remove(BlocksRemoved((102, 103)))  # never known: nothing to take back
+    cache.remove(BlocksRemoved([102, 103]))  # never known: nothing to take back
     assert cache.copies == 2
 
 
@@ -95,10 +95,10 @@ def test_the_cpu_serves_what_follows_the_gpu() -> None:
     cache = EngineCache(100)
     cache.store(stored(IDS))
     cache.store(BlocksStored((102, 103, 104), None, (), 0, CPU))
-    cache.remove(BlocksRemoved((103, 104)))
+    cache.remove(BlocksRemoved([103, 104]))
     assert [cache.blocks(tier) for tier in (GPU, CPU, OTHER)] == [3, 3, 0]
     assert leading(cache, chain(IDS)) == 5
-    cache.remove(BlocksRemoved((102, 101)))
+    cache.remove(BlocksRemoved([102, 101]))
     assert leading(cache, chain(IDS)) == 1, "the engine cannot jump over a block"
 
 
@@ -120,7 +120,7 @@ def test_it_is_bounded() -> None:
     cache = EngineCache(3)
     cache.store(stored(IDS))
     assert (cache.blocks(GPU), cache.untranslated) == (3, 2)
-    cache.remove(BlocksRemoved((102,)))
+    cache.remove(BlocksRemoved([102]))
     cache.store(stored(IDS[8:12], 102, 101))
     assert leading(cache, chain(IDS)) == 3
 
