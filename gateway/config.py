@@ -51,7 +51,7 @@ class Settings(BaseSettings):
         "prefix_affinity", description="How requests are placed."
     )
     social_weight: float = Field(
-        10.0, ge=0, description="How much a recomputed prefix is charged for each waiting request."
+        6.0, ge=0, description="How much a recomputed prefix is charged for each waiting request."
     )
     max_index_blocks: Count = Field(4_000_000, description="Cap of the prefix index, in blocks.")
     tokenizer: str | None = Field(

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
-from gateway.core.blocks import EMPTY_CHAIN
+from gateway.core.blocks import EMPTY_CHAIN, BlockHash
 from gateway.core.cost import GPU_SPEED, DecodeEstimate, Estimates, PrefillFit, Speed
 from gateway.core.placement import Candidate, Fleet, Policy
 from gateway.core.prefix_index import PrefixIndex
 from gateway.core.request import Request, Result
 from gateway.core.worker import Engine, Phase, Reservation, Worker, WorkerId
+
+_cached_tokens = itemgetter(Candidate._fields.index("cached_tokens"))
 
 
 class NoWorker(Exception):
@@ -31,7 +34,7 @@ class Options:
     """``social_weight`` is k of the placement rule; ``max_index_blocks`` bounds the whole index."""
 
     policy: Policy
-    social_weight: float = 10.0
+    social_weight: float = 6.0
     max_index_blocks: int = 4_000_000
     speed: Speed = GPU_SPEED
     default_capacity_blocks: int = 16_384
@@ -79,7 +82,7 @@ class Router:
         candidates, fleet = self.compare(request, self.eligible(request.model, excluded), now)
         chosen = self.choose(candidates, fleet)
         self._admitted += 1
-        return self._reserve(chosen, request, now)
+        return self._reserve(chosen, request, fleet)
 
     def eligible(self, model: str | None, excluded: Collection[WorkerId] = ()) -> list[Worker]:
         """Available workers that serve the model; if none says so, all: the worker judges. Raises
@@ -98,12 +101,17 @@ class Router:
         ready = [worker for worker in self.workers.values() if worker.available]
         first = candidates[0]
         prompt_tokens = first.cached_tokens + first.uncached_tokens
+        prefix = _longest_match(request, candidates)
+        waiting = sum([worker.waiting for worker in ready])
+        if waiting and prefix is not None:
+            waiting -= sum([worker.waiting_behind.get(prefix, 0) for worker in ready])
         fleet = Fleet(
-            sum(worker.waiting for worker in ready) / (len(ready) or 1),
+            waiting / (len(ready) or 1),
             self._admitted,
             self._options.social_weight,
             first.worker.estimates.prefill.seconds(prompt_tokens, 0),
             now,
+            prefix,
         )
         return candidates, fleet
 
@@ -151,15 +159,11 @@ class Router:
             chain = request.prompt.chain(worker.engine.block_size)
             prompt_tokens = chain.prompt_tokens
         cached = self.index.match(worker.id, chain) * chain.block_tokens
-        return Candidate(
-            worker=worker,
-            cached_tokens=cached,
-            uncached_tokens=prompt_tokens - cached,
-            prefill_seconds=worker.estimates.prefill.seconds(prompt_tokens - cached, cached),
-            pending_seconds=worker.pending_seconds(now),
-        )
+        uncached = prompt_tokens - cached
+        prefill = worker.estimates.prefill.seconds(uncached, cached)
+        return Candidate(worker, cached, uncached, prefill, worker.pending_seconds(now))
 
-    def _reserve(self, chosen: Candidate, request: Request, now: float) -> Reservation:
+    def _reserve(self, chosen: Candidate, request: Request, fleet: Fleet) -> Reservation:
         worker = chosen.worker
         prompt = request.prompt
         chain = EMPTY_CHAIN if prompt is None else prompt.chain(worker.engine.block_size)
@@ -172,10 +176,20 @@ class Router:
             prefill_seconds=chosen.prefill_seconds,
             decode_seconds=worker.estimates.decode.seconds(request.max_tokens),
             stream=request.stream,
-            admitted_at=now,
+            admitted_at=fleet.now,
+            prefix=fleet.prefix,
         )
-        worker.reserve(reservation, now)
+        worker.reserve(reservation, fleet.now)
         engine = worker.engine
         blocks = engine.capacity_blocks or self._options.default_capacity_blocks
         reservation.stored_from = self.index.store(worker.id, chain, blocks * engine.block_size)
         return reservation
+
+
+def _longest_match(request: Request, candidates: Sequence[Candidate]) -> BlockHash | None:
+    """The last block of the prompt that any candidate holds."""
+    longest = max(candidates, key=_cached_tokens)
+    if request.prompt is None or not longest.cached_tokens:
+        return None
+    chain = request.prompt.chain(longest.worker.engine.block_size)
+    return chain.hashes[longest.cached_tokens // chain.block_tokens - 1]
