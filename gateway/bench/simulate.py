@@ -36,6 +36,9 @@ POLICIES: dict[str, Policy] = {DEFAULT: prefix_affinity, **BASELINES}
 MODEL_SPEED = Speed(Coefficients(0.0, 1 / 40_000, 1.5e-9), 0.19e-3)
 """An 8B model on one data-centre GPU that does nothing else meanwhile."""
 
+_ENDLESS = 1 << 60
+"""Tokens; more than any trace has."""
+
 _BLOCK_TOKENS = 1
 """What the workers say of themselves: capacities are counted in tokens, each chain knows its own
 block size."""
@@ -52,15 +55,13 @@ class Setting:
     speed: Speed = MODEL_SPEED
     social_weight: float = 6.0
 
-    def believed_tokens(self, policy: str, trace_tokens: int) -> int:
+    def believed_tokens(self, policy: str) -> int:
         """Capacity of a worker's cache in the belief of a router of that kind."""
-        if policy == "sticky":  # never evicts
-            return trace_tokens
-        if policy == "cache_aware":  # 2^25 characters a worker
-            return 1 << 23
-        if policy == "llm_d_approximate":  # counts the engine's blocks of 16, keeps blocks of 64
-            return 4 * self.cache_tokens
-        return self.cache_tokens
+        return {
+            "cache_aware": 1 << 23,  # 2^25 characters a worker
+            "llm_d_approximate": 4 * self.cache_tokens,  # counts blocks of 16, keeps blocks of 64
+            "sticky": _ENDLESS,
+        }.get(policy, self.cache_tokens)
 
 
 class Cache:
@@ -147,9 +148,9 @@ class _Simulation:
     """Owns the router, the workers' caches and the events to come."""
 
     def __init__(self, policy: str, setting: Setting, arrivals: Sequence[Arrival]) -> None:
-        trace_tokens = sum(len(a.chain.hashes) * a.chain.block_tokens for a in arrivals)
+        believed = setting.believed_tokens(policy)
         least = min(arrival.chain.block_tokens for arrival in arrivals)
-        believed = min(setting.believed_tokens(policy, trace_tokens), trace_tokens + 1)
+        most_blocks = sum(len(arrival.chain.hashes) for arrival in arrivals)
         self.setting = setting
         self.outcome = Outcome(policy)
         self.workers: dict[WorkerId, Busy] = {}
@@ -157,7 +158,7 @@ class _Simulation:
             Options(
                 POLICIES[policy],
                 social_weight=setting.social_weight,
-                max_index_blocks=setting.workers * (believed // least + 1),
+                max_index_blocks=setting.workers * min(believed // least + 1, most_blocks + 1),
                 speed=setting.speed,
             )
         )

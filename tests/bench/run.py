@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.bench import affinity, dataplane, index, shared_prefix, start, streams
+from tests.bench import affinity, dataplane, index, shared_prefix, simulation, start, streams
 from tests.bench.figures import CannotMeasure
 
 PAIRS = 3
@@ -28,6 +28,7 @@ SECTIONS: dict[str, Section] = {
     "dataplane": lambda asked: dataplane.measure(asked.seconds, asked.rounds, asked.peers),
     "streams": lambda _: streams.measure(),
     "index": lambda _: index.measure(),
+    "simulation": lambda _: simulation.measure(),
     "shared_prefix": lambda _: shared_prefix.measure(),
     "affinity": lambda _: affinity.measure(PAIRS),
 }

@@ -109,3 +109,11 @@ def test_the_last_token_is_always_computed() -> None:
     cache = Cache(100)
     chain = Chain((BlockHash(1), BlockHash(2)), 10, 20)
     assert [cache.take(chain), cache.take(chain)] == [0, 10]
+
+
+def test_a_peers_belief_has_its_own_size() -> None:
+    found = {name: setting(cache_tokens=1000).believed_tokens(name) for name in POLICIES}
+    own = {"cache_aware", "llm_d_approximate", "sticky"}
+    assert {found[name] for name in set(found) - own} == {1000}
+    assert (found["cache_aware"], found["llm_d_approximate"]) == (8_388_608, 4000)
+    assert found["sticky"] > 10**15
