@@ -1,4 +1,4 @@
-"""The command line: `gateway up`, `serve`, `config`, `explain`."""
+"""The command line: `gateway up`, `serve`, `config`, `explain`, `simulate`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 import os
 import resource
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, get_args, get_origin
 
@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from gateway.config import Settings, SettingsError, load_settings
+from gateway.simulated import Scenario, SimulationFailed, compare, draw, show
 
 app = typer.Typer(
     add_completion=False,
@@ -99,9 +100,32 @@ def explain(
         _fail(f"{file}: {error.strerror or error}")
     except ExplainFailed as error:
         _fail(str(error))
-    # A pipe has no width of its own, and the table needs more than the 80 columns it is taken for.
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+    console = _console()
     console.print_json(json.dumps(answer)) if as_json else console.print(table(answer))
+
+
+def simulate(
+    trace: Annotated[Path, typer.Argument(help="Request log: Mooncake's form or the gateway's.")],
+    as_json: Annotated[bool, typer.Option("--json", help="A list, a row for each policy.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="A picture as well (.png, .svg).")] = None,
+    **given: Any,
+) -> None:
+    """Replay a request log in simulated time, under this gateway's placement and others'.
+
+    The default engine is an 8B model on one data-centre GPU.
+    """
+    try:
+        rows = compare(trace, {name: value for name, value in given.items() if value is not None})
+        show(rows, _console(), trace.name, as_json)
+        if plot is not None:
+            draw(rows, plot)
+    except SimulationFailed as error:
+        _fail(str(error))
+
+
+def _console() -> Console:
+    # A pipe has no width of its own, and tables need more than the 80 columns it is taken for.
+    return Console(highlight=False, width=None if sys.stdout.isatty() else 120)
 
 
 def _plans(settings: Settings, arguments: tuple[str, ...]) -> tuple[list[Any], bool]:
@@ -174,15 +198,20 @@ def _toml(value: object) -> str:
     return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def _with_settings(command: Callable[..., None], left_out: frozenset[str]) -> Callable[..., None]:
+def _with_settings(
+    command: Callable[..., None],
+    left_out: frozenset[str],
+    fields: Mapping[str, FieldInfo] = Settings.model_fields,
+) -> Callable[..., None]:
     """Give a command one option for each setting; none has a default here, so that what was not
     given is left to the environment, the file and the settings' own defaults."""
-    own = [p for p in inspect.signature(command).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    signature = inspect.signature(command, eval_str=True)
+    own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
     options = [
         inspect.Parameter(
             name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_option(name, field)
         )
-        for name, field in Settings.model_fields.items()
+        for name, field in fields.items()
         if name not in left_out
     ]
     command.__signature__ = inspect.Signature([*own, *options])  # type: ignore[attr-defined]
@@ -210,3 +239,4 @@ app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options"
 )
 app.command()(_with_settings(config, frozenset()))
 app.command()(explain)
+app.command()(_with_settings(simulate, frozenset(), Scenario.model_fields))

@@ -62,7 +62,7 @@ class Settings(BaseSettings):
         None, description="A second policy that only tells where it would have placed requests."
     )
     social_weight: float = Field(
-        10.0, ge=0, description="How much a recomputed prefix is charged for each waiting request."
+        6.0, ge=0, description="How much a recomputed prefix is charged for each waiting request."
     )
     max_index_blocks: Count = Field(4_000_000, description="Cap of the prefix index, in blocks.")
     tokenizer: str | None = Field(

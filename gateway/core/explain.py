@@ -80,7 +80,7 @@ def _considered(candidate: Candidate, fleet: Fleet, now: float) -> Considered:
         prefill_ahead_seconds=ahead,
         decode_seconds=worker.decode_seconds,
         prefill_seconds=candidate.prefill_seconds,
-        delay_to_others_seconds=fleet.delays(worker) * candidate.prefill_seconds,
+        delay_to_others_seconds=fleet.delays * candidate.prefill_seconds,
         cost_seconds=fleet.cost(candidate),
         recent_seconds=worker.recent_seconds(now),
     )

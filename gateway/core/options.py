@@ -15,7 +15,7 @@ class Options:
 
     policy: Policy
     shadow: Policy | None = None
-    social_weight: float = 10.0
+    social_weight: float = 6.0
     max_index_blocks: int = 4_000_000
     speed: Speed = GPU_SPEED
     default_capacity_blocks: int = 16_384

@@ -5,21 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from gateway.core.blocks import BlockHash
 from gateway.core.prediction import UNKNOWN, Prediction
 from gateway.core.reservation import WorkerId
 from gateway.core.worker import Worker
 
-_TIE = 0.1
-"""Costs that differ by less than this share of the prompt's whole prefill are equal: the fits of
-two like workers differ by noise, and the least recently charged one should take its turn."""
+_TIE = 0.03
+"""Costs that differ by less than this share of the prompt's whole prefill are equal: the least
+recently charged worker should take its turn. Ties of a tenth, as there were while workers had fits
+of their own, cost hits."""
 
-_IDLE_DELAYS = 5.0
-"""Where nobody waits a prefill delays nobody yet, and is charged for so many at most. Otherwise a
-burst that shares a prefix would stay on one worker: each request that waits there makes computing
-the prefix elsewhere dearer. Simulated (4 workers, 64 in flight, 4,096 shared tokens): in flight
-max/mean 1.0 instead of 4.0, 108 requests/s instead of 27; on the conversation trace, 8 workers,
-mean time to first token 0.75, 1.51, 50.5 s at speeds 3, 4, 5 instead of 0.77, 1.55, 50.9, hit
-ratio 0.233, 0.240, 0.252 instead of 0.236, 0.241, 0.252. 3 hits less, 8 balances less."""
+
+_MEANWHILE = 0.5
+"""Requests per worker that come while a prefill is computed, and are delayed by it too. None are
+expected where nobody waits."""
 
 
 class Candidate(NamedTuple):
@@ -39,10 +38,12 @@ class Candidate(NamedTuple):
 class Fleet(NamedTuple):
     """What a policy may know beside the candidates.
 
-    ``waiting_mean``: requests per worker that wait for their first token. ``turn``: requests
-    admitted so far. ``social_weight``: how much a recomputed prefix is charged for each of them.
+    ``waiting_mean``: requests per worker that wait for their first token, but for those that wait
+    with the same prefix: they gain by a further copy of it. ``turn``: requests admitted so
+    far. ``social_weight``: how much a recomputed prefix is charged for each of them.
     ``whole_prefill_seconds``: the prompt's prefill where nothing of it is cached. ``now``: seconds.
     ``home``: where the session of the request was last, if no worker has any of the prompt.
+    ``prefix``: the last block of the prompt that any candidate holds.
     """
 
     waiting_mean: float
@@ -51,16 +52,22 @@ class Fleet(NamedTuple):
     whole_prefill_seconds: float
     now: float
     home: WorkerId | None = None
+    prefix: BlockHash | None = None
 
-    def delays(self, worker: Worker) -> float:
-        """How many requests a prefill on this worker is charged for beside its own."""
-        delays = self.social_weight * self.waiting_mean
-        return delays if worker.waiting or delays < _IDLE_DELAYS else _IDLE_DELAYS
+    @property
+    def delays(self) -> float:
+        """How many requests a prefill is charged for beside its own."""
+        if not self.waiting_mean:
+            return 0.0
+        return self.social_weight * (self.waiting_mean + _MEANWHILE)
+
+    def costs(self, candidates: Sequence[Candidate]) -> list[float]:
+        """Seconds that placing the prompt on each costs it and the others."""
+        charge = 1.0 + self.delays
+        return [c.pending_seconds + charge * c.prefill_seconds for c in candidates]
 
     def cost(self, candidate: Candidate) -> float:
-        """Seconds that placing the prompt there costs it and the others."""
-        delays = self.delays(candidate.worker)
-        return candidate.pending_seconds + (1.0 + delays) * candidate.prefill_seconds
+        return self.costs((candidate,))[0]
 
 
 Policy = Callable[[Sequence[Candidate], Fleet], Candidate]
@@ -69,12 +76,13 @@ Policy = Callable[[Sequence[Candidate], Fleet], Candidate]
 def prefix_affinity(candidates: Sequence[Candidate], fleet: Fleet) -> Candidate:
     """Soonest first token, counting what the placement costs the others.
 
-    ``cost(w) = pending(w) + (1 + k*q) * prefill(uncached(prompt, w))``. Idle, that is the soonest
-    first token; loaded, recomputing a prefix elsewhere is charged to all whom it delays, so the
-    caches guard themselves; a hot prefix spills exactly when that is cheaper. Where nobody waits
-    ``k*q`` counts 5 at most.
+    ``cost(w) = pending(w) + (1 + k*(q + 1/2)) * prefill(uncached(prompt, w))``. Idle, that is the
+    soonest first token (no charge but its own); while anyone waits, recomputing a prefix elsewhere
+    is charged to all whom it delays, so the caches guard themselves. Whoever waits with the same
+    prefix is not in ``q``: else a burst that shares one would stay on one worker, each request that
+    waits there making a copy elsewhere dearer. So a hot prefix spills when that is cheaper.
     """
-    return _least(candidates, [fleet.cost(c) for c in candidates], fleet)
+    return _least(candidates, fleet.costs(candidates), fleet)
 
 
 def least_work(candidates: Sequence[Candidate], fleet: Fleet) -> Candidate:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple, NewType
 
-from gateway.core.blocks import Chain
+from gateway.core.blocks import BlockHash, Chain
 from gateway.core.held_blocks import Stored
 from gateway.core.prediction import UNKNOWN, Expected, Prediction
 
@@ -41,7 +41,8 @@ class Reservation:
     """What one placed request holds on its worker, from ``admit`` to ``settle``.
 
     ``prefill_end`` is the estimated time of its first token, in the caller's clock. ``expected``
-    is None where the worker's events are not followed.
+    is None where the worker's events are not followed. ``prefix``: the last block of the prompt
+    that any worker had.
     """
 
     worker_id: WorkerId
@@ -61,3 +62,4 @@ class Reservation:
     prefill_end: float = 0.0
     decode_at: float = 0.0
     phase: Phase = Phase.PREFILL
+    prefix: BlockHash | None = None

@@ -15,6 +15,7 @@ from gateway.core.cost import DecodeEstimate, Estimates, PrefillFit
 from gateway.core.options import Options
 from gateway.core.placement import Candidate, Fleet
 from gateway.core.prefix_index import PrefixIndex
+from gateway.core.prospects import longest_match, prospect
 from gateway.core.request import Request, Result
 from gateway.core.reservation import Cost, Phase, Reservation, Shadow, WorkerId
 from gateway.core.sessions import Sessions
@@ -77,7 +78,7 @@ class Router:
         if request.session is not None:
             self.sessions.diverged += fleet.home is not None
             self.sessions.placed(request.session, chosen.worker.id)
-        reservation = self._reserve(chosen, request, now)
+        reservation = self._reserve(chosen, request, fleet)
         reservation.costs, reservation.shadow = costs, shadow
         return reservation
 
@@ -94,17 +95,22 @@ class Router:
         self, request: Request, workers: Sequence[Worker], now: float
     ) -> tuple[list[Candidate], Fleet]:
         """What the policy decides by; ``workers`` must not be empty."""
-        candidates = [self._candidate(worker, request, now) for worker in workers]
+        candidates = [prospect(self.caches, worker, request, now) for worker in workers]
         ready = [worker for worker in self.workers.values() if worker.available]
         first = candidates[0]
         prompt_tokens = first.cached_tokens + first.uncached_tokens
+        prefix = longest_match(request, candidates)
+        waiting = sum([worker.waiting for worker in ready])
+        if waiting and prefix is not None:
+            waiting -= sum([worker.waiting_behind.get(prefix, 0) for worker in ready])
         fleet = Fleet(
-            sum(worker.waiting for worker in ready) / (len(ready) or 1),
+            waiting / (len(ready) or 1),
             self._admitted,
             self._options.social_weight,
             first.worker.estimates.prefill.seconds(prompt_tokens, 0),
             now,
             self._home(request, candidates),
+            prefix,
         )
         return candidates, fleet
 
@@ -153,24 +159,7 @@ class Router:
             found = self._by_models[models] = Estimates(PrefillFit(speed.prefill), decode)
         return found
 
-    def _candidate(self, worker: Worker, request: Request, now: float) -> Candidate:
-        if request.prompt is None:
-            chain, prompt_tokens = EMPTY_CHAIN, 1
-        else:
-            chain = request.prompt.chain(worker.engine.block_size)
-            prompt_tokens = chain.prompt_tokens
-        prediction = self.caches.predict(worker, chain)
-        cached = prediction.blocks * chain.block_tokens
-        return Candidate(
-            worker=worker,
-            cached_tokens=cached,
-            uncached_tokens=prompt_tokens - cached,
-            prefill_seconds=worker.estimates.prefill.seconds(prompt_tokens - cached, cached),
-            pending_seconds=worker.pending_seconds(now),
-            prediction=prediction,
-        )
-
-    def _reserve(self, chosen: Candidate, request: Request, now: float) -> Reservation:
+    def _reserve(self, chosen: Candidate, request: Request, fleet: Fleet) -> Reservation:
         worker = chosen.worker
         prompt = request.prompt
         chain = EMPTY_CHAIN if prompt is None else prompt.chain(worker.engine.block_size)
@@ -183,9 +172,10 @@ class Router:
             prefill_seconds=chosen.prefill_seconds,
             decode_seconds=worker.estimates.decode.seconds(request.max_tokens),
             stream=request.stream,
-            admitted_at=now,
+            admitted_at=fleet.now,
+            prefix=fleet.prefix,
             prediction=chosen.prediction,
         )
-        worker.reserve(reservation, now)
+        worker.reserve(reservation, fleet.now)
         self.caches.placed(worker, reservation)
         return reservation

@@ -8,6 +8,7 @@ from enum import StrEnum
 from math import exp
 
 from gateway.core.belief import Belief
+from gateway.core.blocks import BlockHash
 from gateway.core.cost import Estimates
 from gateway.core.reservation import Phase, Reservation, WorkerId
 
@@ -35,7 +36,12 @@ class Engine:
 
 @dataclass(slots=True, eq=False)
 class Worker:
-    """State of one worker. Sums are kept beside the reservations that they are the sum of."""
+    """State of one worker. Sums are kept beside the reservations that they are the sum of.
+
+    ``in_flight_tokens``: prompt tokens of all reservations. ``waiting_tokens``: uncached prompt
+    tokens of those that wait for their first token. ``waiting_behind``: how many of those
+    have each prefix.
+    """
 
     id: WorkerId
     estimates: Estimates
@@ -48,6 +54,9 @@ class Worker:
     draining: bool = False
     reason: str = "not started"
     in_flight: int = 0
+    in_flight_tokens: int = 0
+    waiting_tokens: int = 0
+    waiting_behind: dict[BlockHash, int] = field(default_factory=dict)
     answers: int = 0
     decode_seconds: float = 0.0
     _waiting: OrderedDict[int, Reservation] = field(default_factory=OrderedDict)
@@ -91,9 +100,14 @@ class Worker:
             now + self.prefill_ahead_seconds(now) + reservation.prefill_seconds
         )
         self._waiting[id(reservation)] = reservation
+        prefix = reservation.prefix
+        if prefix is not None:
+            self.waiting_behind[prefix] = self.waiting_behind.get(prefix, 0) + 1
         self._waiting_seconds += reservation.prefill_seconds
         self.decode_seconds += reservation.decode_seconds
         self.in_flight += 1
+        self.in_flight_tokens += reservation.uncached_tokens + reservation.cached_tokens
+        self.waiting_tokens += reservation.uncached_tokens
         self._recent = self.recent_seconds(now) + reservation.prefill_seconds
         self._recent_at = now
 
@@ -114,8 +128,9 @@ class Worker:
         if reservation.phase is Phase.SETTLED or self.in_flight <= 0:
             raise ValueError("a reservation is settled exactly once")
         if self._waiting.pop(id(reservation), None) is not None:
-            self._waiting_seconds -= reservation.prefill_seconds
+            self._waited(reservation)
         self.in_flight -= 1
+        self.in_flight_tokens -= reservation.uncached_tokens + reservation.cached_tokens
         self.decode_seconds -= reservation.decode_seconds
         reservation.phase = Phase.SETTLED
         self._tidy()
@@ -130,11 +145,19 @@ class Worker:
 
     def _finish_prefill(self, reservation: Reservation, now: float) -> None:
         del self._waiting[id(reservation)]
-        self._waiting_seconds -= reservation.prefill_seconds
+        self._waited(reservation)
         reservation.phase = Phase.DECODE
         reservation.decode_at = now
         self._last_prefill_end = max(self._last_prefill_end, now)
         self._tidy()
+
+    def _waited(self, reservation: Reservation) -> None:
+        self._waiting_seconds -= reservation.prefill_seconds
+        self.waiting_tokens -= reservation.uncached_tokens
+        if reservation.prefix is not None:
+            count = self.waiting_behind.pop(reservation.prefix) - 1
+            if count:
+                self.waiting_behind[reservation.prefix] = count
 
     def _pass_plain(self, now: float) -> None:
         """Plain answers show no first byte: at the head of the line their estimated end stands."""

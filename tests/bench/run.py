@@ -17,7 +17,17 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.bench import affinity, dataplane, placement, shared_prefix, start, streams, tokenising
+from tests.bench import (
+    affinity,
+    dataplane,
+    index,
+    placement,
+    shared_prefix,
+    simulation,
+    start,
+    streams,
+    tokenising,
+)
 from tests.bench.figures import CannotMeasure
 
 PAIRS = 3
@@ -29,6 +39,8 @@ SECTIONS: dict[str, Section] = {
     "streams": lambda _: streams.measure(),
     "placement": lambda _: placement.measure(),
     "tokenising": lambda _: tokenising.measure(),
+    "index": lambda _: index.measure(),
+    "simulation": lambda _: simulation.measure(),
     "shared_prefix": lambda _: shared_prefix.measure(),
     "affinity": lambda _: affinity.measure(PAIRS),
 }

@@ -14,7 +14,7 @@ import gateway
 ROOT = Path(gateway.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 COMPOSITION_ROOT = {
-    "__init__", "__main__", "cli", "config", "explained", "run", "screen", "service",
+    "__init__", "__main__", "cli", "config", "explained", "run", "screen", "service", "simulated",
 }  # fmt: skip
 
 
@@ -37,6 +37,7 @@ ROOMS = {
     "upstream": room("", "httptools"),
     "workers": room("core", "httpx msgspec prometheus_client zmq"),
     "engine": room("", "vllm"),
+    "bench": room("core", "httpx rich matplotlib"),
     "observe": room("core engine", "orjson prometheus_client"),
 }
 

@@ -145,8 +145,34 @@ def test_affinity_holds_under_load_where_recomputing_would_delay_the_others() ->
     made = router()
     home = serve(made, text(1, 4000), 0.0).worker_id
     for i in range(6):
-        made.admit(ask(text(1, 4000) + text(10 + i, 50)), 10.0)
-    assert made.workers[home].in_flight == 6
+        made.admit(ask(text(2 + i, 1000)), 10.0)
+    made.admit(ask(text(9, 9000)), 10.0, excluded={A, B} - {home})
+    for i in range(4):
+        assert made.admit(ask(text(1, 4000) + text(10 + i, 50)), 10.0).worker_id == home
+
+
+def test_it_does_not_hold_where_recomputing_delays_nobody() -> None:
+    made = router()
+    home = serve(made, text(1, 4000), 0.0).worker_id
+    for i in range(6):
+        decoding = made.admit(ask(text(2 + i, 20)), 10.0, excluded={A, B} - {home})
+        made.prefilled(decoding, 10.0)
+    held = made.admit(ask(text(1, 4000)), 10.0)
+    assert held.worker_id != home and held.cached_tokens == 0
+
+
+def test_who_waits_with_the_same_prefix_does_not_guard_it() -> None:
+    made = router(workers=4)
+    shared = text(1, 4000)
+    held = [made.admit(ask(shared + text(2 + i, 60)), 0.0) for i in range(64)]
+    _, alike = made.compare(ask(shared + text(99)), list(made.workers.values()), 0.0)
+    _, others = made.compare(ask(text(98)), list(made.workers.values()), 0.0)
+    assert alike.waiting_mean == pytest.approx(0.25), "the one that found no copy"
+    assert others.waiting_mean == 16
+    for one in held:
+        made.prefilled(one, 9.0)
+        made.settle(one, answered(4060), 9.0)
+    assert not any(worker.waiting_behind for worker in made.workers.values())
 
 
 def test_round_robin_takes_turns_whatever_is_cached() -> None:

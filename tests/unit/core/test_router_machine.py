@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 import pytest
 from hypothesis import settings
@@ -196,6 +197,11 @@ class RouterMachine(RuleBasedStateMachine):
             waiting = [held for held in mine if held.phase is Phase.PREFILL]
             assert worker.in_flight == len(mine)
             assert worker.waiting == len(waiting)
+            tokens = [held.cached_tokens + held.uncached_tokens for held in mine]
+            assert worker.in_flight_tokens == sum(tokens)
+            assert worker.waiting_tokens == sum(held.uncached_tokens for held in waiting)
+            prefixes = Counter(held.prefix for held in waiting if held.prefix is not None)
+            assert worker.waiting_behind == prefixes
             assert worker.decode_seconds == near(sum(held.decode_seconds for held in mine))
             whole = worker.prefill_ahead_seconds(-math.inf)
             assert whole == near(sum(held.prefill_seconds for held in waiting))
