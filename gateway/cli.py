@@ -39,7 +39,8 @@ _ONE_PROCESS = (
 
 def main() -> None:
     ours = sys.argv[: sys.argv.index("--")] if "--" in sys.argv else sys.argv
-    if any(argument.split("=")[0] == "--workers" for argument in ours):
+    runs = ours[1:2] in (["serve"], ["up"])
+    if runs and any(argument.split("=")[0] == "--workers" for argument in ours):
         _fail(_ONE_PROCESS)
     app()
 

@@ -24,6 +24,12 @@ FILE = Path("gateway.toml")
 _NOT_SETTINGS = frozenset(("GATEWAY_TORCH_INDEX", "GATEWAY_GC_DIR", "GATEWAY_ENGINE_FREEZE"))
 """Variables of the build and of what runs inside vLLM."""
 
+ShadowPolicy = Literal[
+    "prefix_affinity", "least_work", "round_robin", "random",
+    "cache_aware", "dynamo", "llm_d_precise", "sticky",
+]  # fmt: skip
+"""Ours, the controls, and those of other routers."""
+
 Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0)]
 
@@ -58,7 +64,7 @@ class Settings(BaseSettings):
     policy: Literal["prefix_affinity", "least_work", "round_robin"] = Field(
         "prefix_affinity", description="How requests are placed."
     )
-    shadow_policy: Literal["prefix_affinity", "least_work", "round_robin"] | None = Field(
+    shadow_policy: ShadowPolicy | None = Field(
         None, description="A second policy that only tells where it would have placed requests."
     )
     social_weight: float = Field(

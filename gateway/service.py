@@ -24,6 +24,7 @@ from gateway.api.client import ClientProtocol
 from gateway.api.deps import Deps
 from gateway.api.pace import Pace
 from gateway.config import Settings
+from gateway.core.baselines import BASELINES
 from gateway.core.cost import Speed
 from gateway.core.options import Options
 from gateway.core.placement import POLICIES
@@ -198,7 +199,7 @@ async def _ids_or_none(client: WorkerClient, body: dict[str, Any]) -> list[int] 
 def _options(settings: Settings, speed: Speed) -> Options:
     return Options(
         policy=POLICIES[settings.policy],
-        shadow=POLICIES[settings.shadow_policy] if settings.shadow_policy else None,
+        shadow=(BASELINES | POLICIES)[settings.shadow_policy] if settings.shadow_policy else None,
         social_weight=settings.social_weight,
         max_index_blocks=settings.max_index_blocks,
         speed=speed,

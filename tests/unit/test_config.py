@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
-from gateway.config import Settings, SettingsError, load_settings
+from gateway.config import Settings, SettingsError, ShadowPolicy, load_settings
+from gateway.core.baselines import BASELINES
+from gateway.core.placement import POLICIES
 
 pytestmark = pytest.mark.usefixtures("no_settings")
 
@@ -177,3 +180,7 @@ def test_events_of_workers_are_given_in_their_order(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("GATEWAY_WORKER_KV_EVENTS", "tcp://a:5557+5558, none")
     assert load_settings({}).worker_kv_events == ["tcp://a:5557+5558", "none"]
     assert load_settings({"kv_events": "off"}).kv_events is False
+
+
+def test_every_shadow_policy_there_is_can_be_named() -> None:
+    assert set(get_args(ShadowPolicy)) == (set(POLICIES) | set(BASELINES)) - {"llm_d_approximate"}
