@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from tests.documents import document, questions, send_burst
+from tests.engine.test_affinity import worker_url
 from tests.gateway_process import Samples
 from tests.up_process import LOAD_SECONDS, MODEL_NAME, UpProcess
 from tests.waiting import until
@@ -122,6 +123,43 @@ def test_questions_on_new_documents(up: UpProcess) -> None:
     send_burst(up.url, MODEL_NAME, questions(21, 8, 4, 200))
     told, estimated = both("burst on new documents", before, up.samples())
     assert told.exact_share >= 0.9 and estimated.exact_share >= 0.9
+
+
+def ask(up: UpProcess, prompt: str, **more: str) -> tuple[int, int]:
+    """Predicted and delivered cached tokens."""
+    messages = [{"role": "user", "content": prompt}]
+    body = {"model": MODEL_NAME, "messages": messages, "max_tokens": 2, **more}
+    answer = httpx.post(f"{up.url}/v1/chat/completions", json=body, timeout=60, trust_env=False)
+    assert answer.status_code == 200, answer.text
+    predicted = int(answer.headers["x-gateway-predicted-cached-tokens"])
+    return predicted, answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+def test_cache_salts_are_known_apart(up: UpProcess) -> None:
+    until("events are followed", lambda: trusted(up, 2), 10)
+    before = up.samples()
+    [(_, prompt)] = questions(22, 1, 1, 150)
+    for salt in ("x", "y"):
+        assert ask(up, prompt, cache_salt=salt) == (0, 0)
+        predicted, delivered = ask(up, prompt, cache_salt=salt)
+        assert predicted == delivered > 128
+    assert ask(up, prompt) == (0, 0)
+    told, _ = both("cache salts", before, up.samples())
+    assert told.exact_share == 1
+
+
+def test_a_reset_is_known_from_the_engines_next_step_on(up: UpProcess) -> None:
+    until("events are followed", lambda: trusted(up, 2), 10)
+    prompts = [prompt for _, prompt in questions(23, 4, 1, 150)]
+    for prompt in prompts:
+        ask(up, prompt)
+    for worker in ("0", "1"):
+        reset = httpx.post(f"{worker_url(up, worker)}/reset_prefix_cache", timeout=30)
+        assert reset.status_code == 200
+    send_burst(up.url, MODEL_NAME, questions(24, 6, 1, 150))  # steps of both
+    until("both are known to be reset", lambda: up.total("gateway_kv_blocks", tier="gpu") < 60, 10)
+    for prompt in prompts:
+        assert ask(up, prompt) == (0, 0)
 
 
 # --- a cache far too small
