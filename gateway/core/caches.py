@@ -16,6 +16,8 @@ from gateway.core.request import Result, Usage
 from gateway.core.reservation import Reservation, WorkerId
 from gateway.core.worker import Loss, Worker
 
+_NO_BOUND = 1 << 62
+
 
 class Caches:
     """Keeps the index in step with the life of requests. Owned by the router."""
@@ -40,10 +42,14 @@ class Caches:
             case BlocksRemoved():
                 followed.cache.remove(event)
             case AllCleared():
-                followed.began()
-                self._index.drop(worker_id)
+                self._cleared(worker_id)
             case OtherCache():
                 followed.hybrid = True
+
+    def _cleared(self, worker_id: WorkerId) -> None:
+        self._index.drop(worker_id)
+        for chain in self.followed[worker_id].cleared():
+            self._index.store(worker_id, chain, _NO_BOUND)
 
     def predict(self, worker: Worker, chain: Chain) -> Prediction:
         """Leading blocks of the prompt that the engine should find in its cache."""

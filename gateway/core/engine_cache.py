@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice, takewhile
 from typing import NamedTuple
 
-from gateway.core.blocks import BlockHash, extend, extra_key, token_bytes, token_root
+from gateway.core.blocks import BlockHash, Chain, extend, extra_key, token_bytes, token_root
 
 EngineHash = int
 """Lowest 64 bits of the engine's own hash, unsigned."""
@@ -88,6 +88,10 @@ class EngineCache:
     def blocks(self, tier: str) -> int:
         """Different blocks that are held in a tier."""
         return len(self._tiers[tier])
+
+    def holds_all(self, chain: Chain) -> bool:
+        """The last block of the chain is there, and so are those before it."""
+        return not chain.hashes or chain.hashes[-1] in self._tiers[GPU]
 
     def leading(
         self, hashes: Sequence[BlockHash], usable: int, expected: dict[BlockHash, int]

@@ -1,13 +1,10 @@
-"""One worker's engine as its events tell of it, and whether they are to be believed.
-
-Blocks of requests that were placed and that the engine has not told of yet are expected, so that
-equal prompts arriving together meet. They are expected no more when their request has ended.
-"""
+"""One worker's engine as its events tell of it, and whether they are to be believed."""
 
 from __future__ import annotations
 
-from gateway.core.blocks import BlockHash, Chain
+from gateway.core.blocks import Chain
 from gateway.core.engine_cache import EngineCache
+from gateway.core.expectations import Expectations
 from gateway.core.prediction import Expected
 
 _SILENT = 3
@@ -26,7 +23,7 @@ class Followed:
 
     def __init__(self) -> None:
         self.cache = EngineCache()
-        self.expected: dict[BlockHash, int] = {}
+        self.expected = Expectations()
         self.alive = self.partial = self.hybrid = False
         self.capacity_blocks: int | None = None
         self.batches = self.silent = self.resets = 0
@@ -39,6 +36,12 @@ class Followed:
         """An engine that has just started: it holds nothing."""
         self.cache.clear()
         self.partial = self.hybrid = False
+
+    def cleared(self) -> list[Chain]:
+        """The engine has emptied its cache. Returns the prompts that it will compute all the
+        same."""
+        self.began()
+        return self.expected.restart()
 
     def emptied(self) -> None:
         """The engine holds nothing; it is followed on."""
@@ -61,6 +64,7 @@ class Followed:
         self.alive = True
         self.batches += 1
         self.silent = 0
+        self.expected.heard(self.batches)
         if self.capacity_blocks is None:
             return
         if self.cache.copies > self.capacity_blocks:
@@ -72,25 +76,17 @@ class Followed:
         """Leading blocks that count as cached; None where the events are not to be believed."""
         if not chain.exact or not self.trusted:
             return None
-        return self.cache.leading(chain.hashes, chain.usable_blocks, self.expected)
+        return self.cache.leading(chain.hashes, chain.usable_blocks, self.expected.blocks)
 
     def expect(self, chain: Chain) -> Expected | None:
         if not self.alive or not chain.exact:
             return None
         start = self.cache.leading(chain.hashes, len(chain.hashes), {})
-        expected = self.expected
-        for block in chain.hashes[start:]:
-            expected[block] = expected.get(block, 0) + 1
-        return Expected(start, self.batches)
+        return self.expected.place(chain, start, self.batches)
 
     def settled(self, chain: Chain, placed: Expected, computed_tokens: int) -> None:
         """The request has ended; the engine computed so many tokens of it, 0 if none or unknown."""
-        expected = self.expected
-        for block in chain.hashes[placed.start :]:
-            left = expected.get(block, 0) - 1
-            if left > 0:
-                expected[block] = left
-            else:
-                expected.pop(block, None)
+        told_later = computed_tokens > 0 and self.trusted and not self.cache.holds_all(chain)
+        self.expected.settle(placed, self.batches, told_later)
         if computed_tokens > chain.block_tokens and placed.batches == self.batches:
             self.silent += 1

@@ -20,8 +20,8 @@ UNKNOWN = Prediction(0)
 
 
 class Expected(NamedTuple):
-    """What a placed prompt is expected to add: its blocks from ``start`` on. ``batches``: how many
-    batches of events there had been when it was placed."""
+    """A placed prompt's entry among what is expected of its worker. ``batches``: how many batches
+    of events there had been when it was placed."""
 
-    start: int
+    number: int
     batches: int

@@ -49,6 +49,7 @@ def test_health_and_documentation(up: UpProcess) -> None:
     schema = json.loads(run(f"curl -sS {up.url}/openapi.json"))
     documented = {
         *("/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/{model}"),
+        *("/v1/responses", "/v1/messages"),
         *("/health", "/ready", "/metrics", "/route/explain"),
     }
     assert set(schema["paths"]) == documented
