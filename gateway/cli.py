@@ -137,8 +137,14 @@ def _plans(settings: Settings, arguments: tuple[str, ...]) -> tuple[list[Any], b
     assert settings.model is not None
     if settings.chat_template is not None and "--chat-template" not in given_options(arguments):
         arguments = (*arguments, "--chat-template", str(settings.chat_template))
-    limits = settings.max_num_seqs, settings.max_num_batched_tokens
-    request = launch.LaunchRequest(settings.model, arguments, *limits, settings.kv_events)
+    request = launch.LaunchRequest(
+        settings.model,
+        arguments,
+        settings.max_num_seqs,
+        settings.max_num_batched_tokens,
+        settings.kv_events,
+        settings.admin_endpoints,
+    )
     gpus = devices.visible_gpus(os.environ)
     if settings.gpus is not None:
         gpus = devices.select_gpus(gpus, settings.gpus)

@@ -99,6 +99,9 @@ class Settings(BaseSettings):
         default_factory=lambda: _default_state_dir(),
         description="Folder for workers' logs and what they share with the gateway (up).",
     )
+    admin_endpoints: bool = Field(
+        False, description="Serve /admin/; workers of our own are started in vLLM's dev mode."
+    )
     request_log: Path | None = Field(
         None, description="File for a line of hashes and lengths per request, to simulate with."
     )

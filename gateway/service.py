@@ -93,7 +93,10 @@ class Service:
         self.metrics.registry.register(StateCollector(self._sources()))
         self.metrics.registry.register(CacheViewCollector(self.router, self._heard))
         self.metrics.registry.register(GcPauseCollector(lambda: self.gc_folders, self._own_pauses))
-        deps = Deps(
+        self.app = build_app(self._deps(settings), self.models)
+
+    def _deps(self, settings: Settings) -> Deps:
+        return Deps(
             self.router,
             self.pools,
             self.prompts,
@@ -103,8 +106,8 @@ class Service:
             settings.heartbeat_seconds,
             lambda worker_id, why: self.fleet.stopped(worker_id, why),
             _request_ids(),
+            self.fleet.reset_caches if settings.admin_endpoints else None,
         )
-        self.app = build_app(deps, self.models)
 
     def add_worker(self, worker_id: WorkerId) -> None:
         self.fleet.add(worker_id)

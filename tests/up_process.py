@@ -31,17 +31,12 @@ class UpProcess(GatewayProcess):
             filter(None, [str(REPOSITORY), str(PLUGIN), os.environ.get("PYTHONPATH")])
         )
         command = [sys.executable, "-m", "gateway", "up", str(MODEL), "--port", str(self.port)]
-        command += ["--state-dir", str(self.state), *args]
+        command += ["--state-dir", str(self.state), "--admin-endpoints", "true", *args]
         command += ["--", "--served-model-name", MODEL_NAME, "--block-size", "32", *vllm]
         self.process = subprocess.Popen(
             command,
             cwd=folder,
-            env={
-                **os.environ,
-                "GATEWAY_SCRAPE_SECONDS": "1",
-                "PYTHONPATH": path,
-                "VLLM_SERVER_DEV_MODE": "1",  # /reset_prefix_cache is served in it only
-            },
+            env={**os.environ, "GATEWAY_SCRAPE_SECONDS": "1", "PYTHONPATH": path},
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=subprocess.STDOUT,

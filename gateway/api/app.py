@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway import __version__
 from gateway.api import errors, openapi
+from gateway.api.admin import add_admin
 from gateway.api.body import read_body
 from gateway.api.deps import Deps
 from gateway.api.dialect import DIALECTS, of_path
@@ -59,6 +60,7 @@ def build_app(deps: Deps, models: Models) -> Front:
         app.router.routes.append(Route(path, relay, methods=["POST"]))
     _add_models(app, deps, models)
     _add_operations(app, deps)
+    add_admin(app, deps.reset_caches)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _internal_error)
     made = app.openapi

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from gateway.api.admin import ResetCaches
 from gateway.core.reservation import WorkerId
 from gateway.core.router import Router
 from gateway.observe.journal import Journal
@@ -27,3 +28,4 @@ class Deps:
     heartbeat_seconds: float | None
     unreachable: Callable[[WorkerId, str], None]
     fresh_id: Callable[[], bytes]
+    reset_caches: ResetCaches | None = None

@@ -21,6 +21,7 @@ class Loss(StrEnum):
 
     STARTED = "started"
     SLEPT = "slept"
+    RESET = "reset"
     OVER_PREDICTED = "over_predicted"
 
 

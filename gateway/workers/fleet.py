@@ -117,6 +117,24 @@ class Fleet:
         self._end(self.workers[worker_id])
         self.stopped(worker_id, reason)
 
+    async def reset_caches(self) -> dict[WorkerId, str]:
+        """Empty each worker's prefix cache; of each ``reset``, or why not."""
+        told = await asyncio.gather(*map(self._reset_cache, self.workers.values()))
+        return dict(zip(self.workers, told, strict=True))
+
+    async def _reset_cache(self, watched: Watched) -> str:
+        worker = self._router.workers[watched.id]
+        if watched.client is None or not worker.available:
+            return worker.reason or "not available"
+        try:
+            done = await watched.client.reset_prefix_cache()
+        except ProbeFailed as error:
+            return str(error)
+        if not done:
+            return "blocks are in use by running requests"
+        self._router.new_generation(watched.id, Loss.RESET)
+        return "reset"
+
     async def close(self) -> None:
         """End all watching."""
         for watched in self.workers.values():

@@ -68,6 +68,7 @@ class LaunchRequest:
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     kv_events: bool = True
+    dev_mode: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +180,7 @@ def _plans(
             device=place.device,
             command=command,
             environment={
-                **_shared_environment(request.model, environment),
+                **_shared_environment(request, environment),
                 **place.environment,
                 "VLLM_CACHE_ROOT": os.path.join(_cache_root(environment), place.cache_name),
                 "VLLM_PORT": str(_internal_port(first_range + index)),
@@ -248,9 +249,11 @@ def _count(name: str, text: str) -> int:
     return number
 
 
-def _shared_environment(model: str, environment: Mapping[str, str]) -> dict[str, str]:
+def _shared_environment(request: LaunchRequest, environment: Mapping[str, str]) -> dict[str, str]:
     shared = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", **environment}
-    if os.path.isdir(model):
+    if request.dev_mode:
+        shared["VLLM_SERVER_DEV_MODE"] = "1"  # /reset_prefix_cache and its like are served in it
+    if os.path.isdir(request.model):
         shared.setdefault("HF_HUB_OFFLINE", "1")
     allowed = shared.get("VLLM_PLUGINS")  # a list of the only plug-ins to load
     if allowed is not None and GC_PLUGIN not in allowed.split(","):

@@ -83,6 +83,13 @@ class WorkerClient:
             raise ProbeFailed("/tokenize gave no tokens")
         return tokens
 
+    async def reset_prefix_cache(self) -> bool:
+        """False where blocks are in use and nothing was reset; raises ProbeFailed. vLLM serves it
+        in its dev mode only."""
+        answer = await self._ask("POST", "/reset_prefix_cache", None)
+        # Releases before it told of success answered with nothing.
+        return not answer.content or _json(answer).get("success") is not False
+
     async def _get(self, path: str) -> httpx.Response:
         return await self._ask("GET", path, None)
 

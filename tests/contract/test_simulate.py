@@ -145,6 +145,13 @@ def test_no_peer_is_better(whole: tuple[int, dict[str, Row]]) -> None:
         assert ours["hit"] >= peer["hit"] - 0.01, name
 
 
+def test_c55_hits_do_not_fall_where_load_rises(whole: tuple[int, dict[str, Row]]) -> None:
+    """Below, at and above what the workers can serve."""
+    _, found = whole
+    assert found["default"]["hit"] >= 0.93 * found["default"]["pooled_hit"]
+    assert found["default"]["balance"] <= 1.1
+
+
 BOUND_AT_ONCE = {3: (0.76, 7.7, 0.240), 4: (1.49, 8.8, 0.239), 5: (51.5, 89, 0.251)}
 """Mean and 99th percentile in seconds, hit ratio."""
 

@@ -50,7 +50,7 @@ def test_health_and_documentation(up: UpProcess) -> None:
     documented = {
         *("/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/{model}"),
         *("/v1/responses", "/v1/messages"),
-        *("/health", "/ready", "/metrics", "/route/explain"),
+        *("/health", "/ready", "/metrics", "/route/explain", "/admin/reset_prefix_cache"),
     }
     assert set(schema["paths"]) == documented
     page = run(f"curl -sS {up.url}/docs")

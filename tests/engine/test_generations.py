@@ -15,6 +15,18 @@ from tests.waiting import until
 pytestmark = pytest.mark.timeout(240)
 
 
+def test_c18_a_reset_through_us_is_known_at_once(up: UpProcess) -> None:
+    prompts = [prompt for _, prompt in questions(12, 2, 1, 200)]
+    for prompt in prompts:
+        assert ask(up, prompt) == (0, 0)
+    reset = httpx.post(f"{up.url}/admin/reset_prefix_cache", timeout=60)
+    assert (reset.status_code, reset.json()) == (200, {"workers": {"0": "reset", "1": "reset"}})
+    for prompt in prompts:
+        assert ask(up, prompt) == (0, 0)
+        predicted, delivered = ask(up, prompt)
+        assert predicted == delivered > 0
+
+
 def ask(gateway: GatewayProcess, prompt: str) -> tuple[int, int]:
     """(predicted, delivered) cached tokens."""
     body = {

@@ -50,6 +50,7 @@ class FakeServer:
         self.force_include_usage = force_include_usage
         self.health: int | None = 200  # None: never answers
         self.adapters: list[str] = []  # LoRA names, as vLLM lists them beside their base model
+        self.dev_mode = False  # vLLM's: /reset_prefix_cache is served in it only
         self.mute = False  # no request of any kind is answered
         self.tokenize: Callable[[dict[str, Any]], dict[str, Any]] | None = None
         self.server_info: dict[str, Any] | None = None
@@ -113,6 +114,11 @@ class FakeServer:
                 return 200, JSON, dump({"version": "0.0.0+fake"})
             case "/tokenize" if self.tokenize:
                 return 200, JSON, dump(self.tokenize(json.loads(received.body)))
+            case "/reset_prefix_cache" if self.dev_mode:
+                free = not self.engine.running
+                if free:
+                    self.engine.cache.clear()
+                return 200, JSON, dump({"success": free})
             case "/server_info" if self.server_info:
                 return 200, JSON, dump(self.server_info)
             case path if path in SHAPES:

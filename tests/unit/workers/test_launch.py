@@ -253,3 +253,10 @@ def test_workers_tell_what_they_cache_unless_it_was_decided_otherwise() -> None:
 def test_arguments_of_one_start_come_before_the_address() -> None:
     argv = on_cpu()[0].argv(4321, ["--kv-events-config", "{}"])
     assert argv[-6:] == ["--kv-events-config", "{}", "--host", "127.0.0.1", "--port", "4321"]
+
+
+def test_dev_mode_is_vllm_s_own_only_where_it_is_asked_for() -> None:
+    asked = LaunchRequest("org/model", dev_mode=True)
+    (plan,) = plan_cpu_workers(asked, [[0]], ENVIRONMENT)
+    assert plan.environment["VLLM_SERVER_DEV_MODE"] == "1"
+    assert "VLLM_SERVER_DEV_MODE" not in on_cpu()[0].environment
