@@ -6,11 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from gateway.observe.gc_pauses import ProcessPauses, read_folder
 from tests.gateway_process import REPOSITORY, GatewayProcess, free_port
+from tests.waiting import until
 
 MODEL = REPOSITORY / ".models" / "SmolLM2-135M-Instruct"
 MODEL_NAME = MODEL.name
@@ -87,3 +89,17 @@ def _is_zombie(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
     except OSError:
         return True
+
+
+@contextmanager
+def running(gateway: UpProcess, workers: int) -> Iterator[UpProcess]:
+    """Ready with all its workers, and stopped behind; its log is shown where anything fails."""
+    try:
+        until("all workers are ready", lambda: gateway.all_ready(workers), LOAD_SECONDS)
+        yield gateway
+    except BaseException:
+        print(gateway.log()[-8000:])
+        raise
+    finally:
+        if gateway.process.poll() is None:
+            gateway.stop()

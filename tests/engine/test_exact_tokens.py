@@ -21,7 +21,7 @@ from tests.bodies import CHAT, COMPLETIONS, MESSAGES, RESPONSES, chat, completio
 from tests.engine.served import ADAPTER, ALIAS, TEMPLATE, vllm_arguments
 from tests.engine.test_affinity import worker_url
 from tests.probes import without_feature
-from tests.up_process import LOAD_SECONDS, MODEL_NAME, UpProcess
+from tests.up_process import MODEL_NAME, UpProcess, running
 from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(420)
@@ -56,16 +56,8 @@ CALLED = [
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpProcess]:
     folder = tmp_path_factory.mktemp("exact")
     often = ["--cpu-workers", "1", "--token-check-seconds", "0.2"]
-    gateway = UpProcess(folder, often, vllm_arguments(folder))
-    try:
-        until("the worker is ready", lambda: gateway.all_ready(1), LOAD_SECONDS)
+    with running(UpProcess(folder, often, vllm_arguments(folder)), 1) as gateway:
         yield gateway
-    except BaseException:
-        print(gateway.log()[-8000:])
-        raise
-    finally:
-        if gateway.process.poll() is None:
-            gateway.stop()
 
 
 @pytest.fixture(scope="module")

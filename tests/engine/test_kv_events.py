@@ -15,7 +15,7 @@ import pytest
 from tests.documents import document, questions, send_burst
 from tests.engine.test_affinity import worker_url
 from tests.gateway_process import Samples
-from tests.up_process import LOAD_SECONDS, MODEL_NAME, UpProcess
+from tests.up_process import MODEL_NAME, UpProcess, running
 from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(420)
@@ -173,16 +173,8 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpProcess]:
     """One worker whose cache holds a few documents."""
     folder: Path = tmp_path_factory.mktemp("small")
     vllm = ["--num-gpu-blocks-override", str(BLOCKS), "--max-model-len", "1024"]
-    gateway = UpProcess(folder, ["--cpu-workers", "1"], vllm)
-    try:
-        until("the worker is ready", lambda: gateway.all_ready(1), LOAD_SECONDS)
+    with running(UpProcess(folder, ["--cpu-workers", "1"], vllm), 1) as gateway:
         yield gateway
-    except BaseException:
-        print(gateway.log()[-8000:])
-        raise
-    finally:
-        if gateway.process.poll() is None:
-            gateway.stop()
 
 
 async def ask_zipf(url: str) -> None:
