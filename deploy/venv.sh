@@ -9,7 +9,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-gpus() { nvidia-smi -L 2>/dev/null | grep -q '^GPU'; }
+gpus() { [[ $(nvidia-smi -L 2>/dev/null) == GPU* ]]; }
 version() { "$1" -c 'import sys; print(sys.version_info[:2])' 2>/dev/null; }
 
 venv=$1
