@@ -64,14 +64,13 @@ class Caches:
     def settled(self, worker: Worker, reservation: Reservation, result: Result) -> None:
         """``computed`` is False where the engine was not reached, refused the prompt, or was left
         before it had computed it."""
-        if reservation.generation != worker.generation:
-            return
-        if not result.computed and reservation.stored is not None:
-            self._index.forget(worker.id, reservation.stored)
         if reservation.expected is not None:
             computed_tokens = 0 if result.usage is None else result.usage.computed_tokens
             followed = self.followed[worker.id]
             followed.settled(reservation.chain, reservation.expected, computed_tokens)
+        current = reservation.generation == worker.generation
+        if current and not result.computed and reservation.stored is not None:
+            self._index.forget(worker.id, reservation.stored)
 
     def answered(self, worker: Worker, reservation: Reservation, usage: Usage) -> bool:
         """True where the answer gives away that the worker has lost what it had cached."""

@@ -51,11 +51,14 @@ def explain(router: Router, request: Request, now: float) -> Explanation:
     """How ``admit`` would place the request at this moment. Nothing is reserved or stored.
 
     Costs are those of prefix affinity, whatever the router's policy."""
-    seen, fleet = router.compare(request, list(router.workers.values()), now)
-    candidates = [_considered(c, fleet, now) for c in seen]
     prompt = request.prompt
     mode = "load" if prompt is None else "exact" if prompt.exact else "bytes"
     tokens = 0 if prompt is None else prompt.prompt_tokens
+    workers = list(router.workers.values())
+    if not workers:
+        return Explanation(None, "there is no worker", tokens, None, mode, [])
+    seen, fleet = router.compare(request, workers, now)
+    candidates = [_considered(c, fleet, now) for c in seen]
     try:
         eligible = router.eligible(request.model)
     except NoWorker:

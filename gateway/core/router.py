@@ -72,7 +72,8 @@ class Router:
         """Place a request and reserve its work; raises NoWorker."""
         candidates, fleet = self.compare(request, self.eligible(request.model, excluded), now)
         chosen = self.choose(candidates, fleet)
-        costs = [Cost(c.worker.id, fleet.cost(c)) for c in candidates]
+        seconds = fleet.costs(candidates)
+        costs = [Cost(c.worker.id, s) for c, s in zip(candidates, seconds, strict=True)]
         shadow = self._shadow(candidates, fleet)
         self._admitted += 1
         if request.session is not None:

@@ -198,3 +198,10 @@ def test_a_shadow_policy_tells_what_it_would_have_done_and_changes_nothing(
     assert total("placements", agrees="no") == len(elsewhere)
     assert total("lost_cached_tokens") == sum(predicted[i] for i in elsewhere) > 0
     assert total("gained_cached_tokens") == 0
+
+
+def test_a_gateway_without_workers_tells_that_there_are_none(start_gateway: StartGateway) -> None:
+    gateway = start_gateway(workers=[], ready=503)
+    assert told(gateway, chat())["reason"] == "there is no worker"
+    answer = exchange(gateway.url, CHAT, chat(), headers=[("X-Gateway-Debug", "1")])
+    assert_openai_error(answer, 503)

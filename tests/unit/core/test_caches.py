@@ -288,3 +288,13 @@ def test_told_is_what_is_held_and_what_is_on_its_way(steps: list[tuple[str, int]
     for held, _ in live:
         made.settle(held, Result(), 1.0)
     assert followed(made).expected.blocks == {}
+
+
+def test_a_new_generation_meanwhile_leaves_nothing_expected() -> None:
+    """Its cache was found empty by what was delivered: the engine is followed on all the same."""
+    made, engine = router(), NaiveEngine(SIZE)
+    compute(made, engine, IDS[:8])
+    held = admit(made, IDS)
+    made.workers[A].new_generation(Loss.OVER_PREDICTED)
+    made.settle(held, Result(computed=False), 1.0)
+    assert followed(made).expected.blocks == {}

@@ -104,3 +104,9 @@ def test_a_model_goes_to_those_that_serve_it() -> None:
     made = router()
     made.set_models(WorkerId("1"), frozenset(("m",)))
     assert explain(made, ask(100), 0.0).reason == "worker 1 is the only one that can take it"
+
+
+def test_without_any_worker_it_says_so() -> None:
+    made = Router(Options(POLICIES["prefix_affinity"]))
+    told = explain(made, Request(None), 0.0)
+    assert (told.worker, told.reason, told.candidates) == (None, "there is no worker", [])
