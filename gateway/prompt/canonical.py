@@ -13,17 +13,19 @@ _TEXT_TYPES = frozenset(("text", "input_text", "output_text", "refusal", "thinki
 def canonical(endpoint: str, fields: dict[str, Any]) -> bytes | None:
     """The prompt's bytes, None if there are none. Tools come first, as templates render them; a
     picture or a sound is its digest at its place: its own bytes are no measure of its tokens."""
-    if endpoint == "completions":
-        parts: object = fields.get("prompt")
-        if isinstance(parts, str):
-            return parts.encode("utf-8", "surrogatepass")
-    else:
-        names = ("tools", "instructions", "system", "previous_response_id", "messages", "input")
-        parts = [_with_digests(fields[name]) for name in names if fields.get(name)]
+    prompt = fields.get("prompt")
+    if endpoint == "completions" and isinstance(prompt, str):
+        return prompt.encode("utf-8", "surrogatepass")
     try:
+        parts = prompt if endpoint == "completions" else _conversation(fields)
         return orjson.dumps(parts) if parts else None
     except orjson.JSONEncodeError:  # nested deeper than it writes
         return None
+
+
+def _conversation(fields: dict[str, Any]) -> list[Any]:
+    names = ("tools", "instructions", "system", "previous_response_id", "messages", "input")
+    return [_with_digests(fields[name]) for name in names if fields.get(name)]
 
 
 def _with_digests(value: Any) -> Any:
@@ -41,9 +43,10 @@ def _message(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _part(part: Any) -> Any:
-    if not isinstance(part, dict) or "type" not in part or part["type"] in _TEXT_TYPES:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if not isinstance(kind, str) or kind in _TEXT_TYPES:
         return part
-    if part["type"] in ("tool_use", "tool_result", "tool_reference"):
+    if kind in ("tool_use", "tool_result", "tool_reference"):
         return _message(part)
     whole = orjson.dumps(part, option=orjson.OPT_SORT_KEYS)
-    return {"type": part["type"], "digest": blake2b(whole, digest_size=16).hexdigest()}
+    return {"type": kind, "digest": blake2b(whole, digest_size=16).hexdigest()}

@@ -141,6 +141,13 @@ def test_c10_fields_only_vllm_knows(gateway_url: str, model_name: str) -> None:
     assert answer.status == 200, answer.body
 
 
+def nested(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
 CONTENTS: list[Any] = [
     [{"role": "user", "content": [{"type": "text", "text": "hi"}]}],
     [{"role": "system", "content": "be short"}, {"role": "user", "content": ""}],
@@ -148,6 +155,8 @@ CONTENTS: list[Any] = [
     [{"role": "narrator", "content": "unknown role"}],
     [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}],
     [{"role": "user", "content": [{"type": "input_audio", "input_audio": None}]}],
+    [{"role": "user", "content": [{"type": {}}, {"type": []}]}],
+    [{"role": "user", "content": [{"type": "image_url", "image_url": nested(400)}]}],
     [{"role": "user", "content": [None, 1, "x"]}],
     [{"role": "user", "content": 7}],
     [{"role": "user"}],

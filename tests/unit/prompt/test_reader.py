@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.core.blocks import token_bytes
@@ -422,3 +422,60 @@ def test_deep_nesting_is_no_error(prompts: Prompts, endpoint: str, depth: int) -
     fields = orjson.loads(b'{"%b": %b}' % (key, nested))
     read(prompts, endpoint, **{"model": "m", **fields})
     read(prompts, endpoint, **{"model": "other", **fields})
+
+
+SCALARS = st.one_of(
+    st.none(), st.booleans(), st.integers(-5, 5), st.floats(allow_nan=False),
+    st.sampled_from(("", "x", "text", "image_url", "function", "tool_use", "tool_result", "none")),
+)  # fmt: skip
+KEYS = st.sampled_from((
+    "role", "content", "type", "text", "image_url", "tool_calls", "function", "name", "id",
+    "arguments", "input", "output", "call_id", "source", "summary", "thinking", "parameters",
+))  # fmt: skip
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(KEYS, inner, max_size=4)),
+    max_leaves=12,
+)
+PARTS = st.lists(
+    st.fixed_dictionaries({"type": VALUES}, optional={"text": VALUES, "content": VALUES}),
+    min_size=1,
+    max_size=3,
+)
+CONTENTS = st.one_of(VALUES, PARTS)
+MESSAGES = st.lists(
+    st.fixed_dictionaries(
+        {"role": st.sampled_from(("user", "assistant", "system", "tool")), "content": CONTENTS},
+        optional={"tool_calls": VALUES, "name": VALUES},
+    ),
+    min_size=1,
+    max_size=3,
+)
+ODD_FIELDS = st.sampled_from((
+    "tools", "system", "instructions", "tool_choice", "documents", "chat_template_kwargs",
+    "reasoning", "reasoning_effort", "thinking", "cache_salt", "previous_response_id",
+))  # fmt: skip
+
+
+@settings(max_examples=400)
+@given(
+    st.sampled_from(("chat", "completions", "messages", "responses")),
+    st.one_of(MESSAGES, VALUES),
+    st.dictionaries(ODD_FIELDS, VALUES, max_size=3),
+)
+def test_c30_no_body_whatever_it_is_fails_to_be_read(
+    prompts: Prompts, endpoint: str, said: Any, odd: dict[str, Any]
+) -> None:
+    name = {"completions": "prompt", "responses": "input"}.get(endpoint, "messages")
+    reading = read(prompts, endpoint, model="m", **odd, **{name: said})
+    assert (reading.fallback is None) == (reading.kind is not None)
+
+
+def test_c30_a_part_too_deep_to_be_written_is_placed_by_load(prompts: Prompts) -> None:
+    deep: Any = 1
+    for _ in range(400):
+        deep = [deep]
+    part = {"type": "image_url", "image_url": deep}
+    for endpoint in ("chat", "messages"):
+        reading = read(prompts, endpoint, model="m", messages=[{"role": "user", "content": [part]}])
+        assert (reading.prompt, reading.fallback) == (None, "no_prompt")
